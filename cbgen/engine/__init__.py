@@ -1,0 +1,1 @@
+"""cbgen's continuous-batching engine. It knows token ids and nothing of files or rows."""

@@ -1,0 +1,101 @@
+"""Puts an engine together around a loaded model: probe, plan, cache, scheduler, runner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from cbgen.engine.attention import make_backend
+from cbgen.engine.batch import Rows
+from cbgen.engine.cache.kv_cache import KVCache
+from cbgen.engine.config import ContinuousBatchingConfig
+from cbgen.engine.core import Engine
+from cbgen.engine.memory import free_bytes
+from cbgen.engine.model.attach import attached
+from cbgen.engine.model.facts import ModelFacts
+from cbgen.engine.model.probe import probe_model, run_model
+from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
+from cbgen.engine.runner import Forward, Runner
+from cbgen.engine.sampling.state import SamplingState
+from cbgen.engine.scheduler import SchedulerLimits, make_scheduler
+from cbgen.engine.storage import KVStorage
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine and what was decided for it."""
+
+    engine: Engine
+    plan: EnginePlan
+    facts: ModelFacts
+
+
+@contextmanager
+def attached_engine(
+    model: PreTrainedModel,
+    config: ContinuousBatchingConfig,
+    attn_implementation: str = "auto",
+) -> Iterator[BuiltEngine]:
+    """Build an engine on a model; on exit the model is given back as it was.
+
+    Raises:
+        UsageError: the model does not obey the hook, or what was asked does not fit the machine.
+    """
+    facts = probe_model(model)
+    plan = resolve(config, attn_implementation, plan_facts(facts))
+    with attached(model):
+        yield BuiltEngine(build_engine(partial(run_model, model), plan, facts), plan, facts)
+
+
+def plan_facts(facts: ModelFacts) -> PlanFacts:
+    """Return the numbers that the plan needs of a probed model and its device as it is now."""
+    return PlanFacts(
+        device_type=facts.device.type,
+        free_bytes=free_bytes(facts.device),
+        layers=facts.layers,
+        cache_itemsize=torch.finfo(facts.dtype).bits // 8,
+        logits_size=facts.logits_size,
+        hidden_size=facts.hidden_size,
+        max_context=facts.max_context,
+    )
+
+
+def build_engine(forward: Forward, plan: EnginePlan, facts: ModelFacts) -> Engine:
+    """Allocate cache and rows as planned and return the engine.
+
+    With CBGEN_CHECK=1 in the environment the engine verifies its bookkeeping after every step.
+    """
+    cache = KVCache(plan.num_blocks, plan.page_size)
+    limits = SchedulerLimits(
+        max_batch_tokens=plan.max_batch_tokens,
+        max_requests=plan.max_requests,
+        max_context=plan.max_context,
+        vocab_size=facts.vocab_size,
+        safety_margin=plan.safety_margin,
+    )
+    runner = Runner(
+        forward,
+        storage=KVStorage(
+            facts.layers,
+            num_blocks=plan.num_blocks,
+            page_size=plan.page_size,
+            dtype=facts.dtype,
+            device=facts.device,
+        ),
+        backend=make_backend(plan.attn_implementation),
+        rows=Rows(
+            num_rows=plan.max_requests,
+            max_blocks=min(plan.num_blocks, cache.num_blocks_for(plan.max_context)),
+            page_size=plan.page_size,
+            device=facts.device,
+        ),
+        sampling=SamplingState(plan.max_requests),
+    )
+    scheduler = make_scheduler(plan.scheduler_type, cache, limits)
+    return Engine(scheduler, runner, check=os.environ.get("CBGEN_CHECK") == "1")

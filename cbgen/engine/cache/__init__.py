@@ -1,0 +1,1 @@
+"""Bookkeeping of the KV cache: blocks, block tables, layer groups. No torch in here."""

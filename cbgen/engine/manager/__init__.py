@@ -1,0 +1,1 @@
+"""The engine's thread and what callers see of it."""

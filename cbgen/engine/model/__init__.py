@@ -1,0 +1,1 @@
+"""Models: loading, the attention hook, and the probe that checks it."""

@@ -1,0 +1,185 @@
+"""Loads weights and tokenizer with transformers: hub, folder, GGUF file, or random weights."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from cbgen.engine.config import ModelConfig
+from cbgen.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+# What from_pretrained raises for a missing or broken model: a hub that cannot be reached, a folder
+# without config, an unknown architecture, a damaged file.
+_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to be attached."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    generation_defaults: dict[str, Any]
+    """What the model's generation_config.json sets."""
+    eos_token_ids: frozenset[int]
+    """End-of-sequence ids of generation_config.json, config.json and tokenizer together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where from_pretrained finds things."""
+
+    name: str
+    options: dict[str, Any]
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Load weights, tokenizer and generation defaults.
+
+    Raises:
+        UsageError: the model cannot be found or loaded; the text says which and why.
+    """
+    device = resolve_device(config.device)
+    source = _source(config)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = _load_weights(config, source, device)
+        tokenizer = _load_tokenizer(source)
+    except _LOAD_ERRORS as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UsageError(f"cannot load model {config.path!r}: {reason}") from error
+    model.eval()
+    defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
+    defaults.pop("transformers_version", None)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        generation_defaults=defaults,
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+    )
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of that name; `auto` is the first GPU, else the CPU.
+
+    Raises:
+        UsageError: the device is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(f"model.device is {name!r}, but torch {torch.__version__} sees no GPU")
+        if device.index is None:
+            return torch.device("cuda:0")
+        if device.index >= torch.cuda.device_count():
+            raise UsageError(
+                f"model.device is {name!r}; GPUs 0 to {torch.cuda.device_count() - 1} exist"
+            )
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device, checkpoint: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of that name; `auto` is float32 on a CPU and the checkpoint's on a GPU."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    if device.type == "cpu" or checkpoint is None:
+        return torch.float32
+    return checkpoint
+
+
+def _source(config: ModelConfig) -> _Source:
+    path = os.path.expanduser(os.path.expandvars(config.path))
+    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if config.revision is not None:
+        options["revision"] = config.revision
+    if path.endswith(".gguf"):
+        if not Path(path).is_file():
+            raise UsageError(f"model.path is {config.path!r}, and there is no such file")
+        options["gguf_file"] = Path(path).name
+        return _Source(str(Path(path).parent), options)
+    looks_like_folder = path.startswith(("/", "./", "../", "~")) or path != config.path
+    if looks_like_folder and not Path(path).is_dir():
+        raise UsageError(f"model.path is {config.path!r}, and there is no such folder")
+    return _Source(path, options)
+
+
+def _load_weights(config: ModelConfig, source: _Source, device: torch.device) -> PreTrainedModel:
+    model_config = AutoConfig.from_pretrained(source.name, **source.options)
+    _override(model_config, config.config_overrides)
+    checkpoint = getattr(model_config, "dtype", None)
+    dtype = resolve_dtype(config.dtype, device, checkpoint)
+    if config.random_init:
+        torch_state = torch.random.get_rng_state()
+        torch.manual_seed(0)
+        try:
+            model = AutoModelForCausalLM.from_config(
+                model_config, dtype=dtype, trust_remote_code=config.trust_remote_code
+            )
+        finally:
+            torch.random.set_rng_state(torch_state)  # the caller's generator is not ours to move
+    else:
+        options = dict(source.options)
+        if "gguf_file" in options and hasattr(transformers, "GgufConfig"):
+            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.name, config=model_config, dtype=dtype, **options
+        )
+    loaded: PreTrainedModel = model.to(device)
+    return loaded
+
+
+def _override(model_config: PretrainedConfig, overrides: dict[str, Any]) -> None:
+    for name, value in overrides.items():
+        if not hasattr(model_config, name):
+            raise UsageError(
+                f"model.config_overrides.{name}: the config of model type "
+                f"{model_config.model_type!r} has no field of that name"
+            )
+        setattr(model_config, name, value)
+
+
+def _load_tokenizer(source: _Source) -> PreTrainedTokenizerBase | None:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source.name, **source.options
+        )
+    except (OSError, ValueError) as error:
+        logger.info("no tokenizer in %s: %s", source.name, error)
+        return None
+    return tokenizer
+
+
+def _eos_token_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> frozenset[int]:
+    values = [getattr(model.config.get_text_config(), "eos_token_id", None)]
+    if model.generation_config is not None:
+        values.append(model.generation_config.eos_token_id)
+    if tokenizer is not None:
+        values.append(tokenizer.eos_token_id)
+    token_ids: set[int] = set()
+    for value in values:
+        if isinstance(value, int):
+            token_ids.add(value)
+        elif value is not None:
+            token_ids.update(value)
+    return frozenset(token_ids)

@@ -1,0 +1,167 @@
+"""One request: its prompt, its progress, and the answer that leaves the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from cbgen.engine.sampling.params import SamplingParams
+
+
+class RequestStatus(IntEnum):
+    """Life of a request; everything from FINISHED on is final."""
+
+    PENDING = 0
+    PREFILLING = 1
+    DECODING = 2
+    FINISHED = 3
+    FAILED = 4
+    CANCELLED = 5
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationOutput:
+    """What is known of a request when it leaves the engine.
+
+    `generated_tokens` includes the stop token. `logprobs` is as long as `generated_tokens` when
+    asked for, else empty. Times are seconds of `time.perf_counter()`.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    generated_tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    status: RequestStatus = RequestStatus.PENDING
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    error_code: str | None = None
+    created_time: float = 0.0
+    lifespan: tuple[float, float] = (-1.0, -1.0)
+    """Admission and end; -1 where it has not happened."""
+
+    def is_finished(self) -> bool:
+        """Whether the request has reached its final status."""
+        return self.status >= RequestStatus.FINISHED
+
+
+class Request:
+    """The state of one request inside the engine; the scheduler alone changes it.
+
+    There is no prefill phase and no decode phase: `num_computed_tokens` (keys and values in the
+    cache) chases `num_tokens` (tokens known or being sampled). Invariants: 0 <= num_computed_tokens
+    <= num_tokens; `row` is set exactly while the request is admitted.
+    """
+
+    __slots__ = (
+        "admission",
+        "created_time",
+        "error",
+        "error_code",
+        "finish_reason",
+        "finished_time",
+        "generated_tokens",
+        "logprobs",
+        "max_tokens",
+        "num_computed_tokens",
+        "num_pending_tokens",
+        "num_preemptions",
+        "params",
+        "prompt_ids",
+        "request_id",
+        "row",
+        "started_time",
+        "status",
+    )
+
+    def __init__(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self.request_id = request_id
+        self.prompt_ids = list(prompt_ids)
+        self.params = params
+        self.status = RequestStatus.PENDING
+        self.generated_tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
+        self.error_code: str | None = None
+        self.row = -1
+        self.admission = 0
+        self.num_computed_tokens = 0
+        self.num_pending_tokens = 0  # sampled in a step whose result has not come back yet
+        self.num_preemptions = 0
+        self.max_tokens = 0  # prompt and answer together; set when the scheduler takes the request
+        self.created_time = time.perf_counter()
+        self.started_time = -1.0
+        self.finished_time = -1.0
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens whose ids the host knows."""
+        return len(self.prompt_ids) + len(self.generated_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens and those being sampled."""
+        return self.num_known_tokens + self.num_pending_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has reached its final status."""
+        return self.status >= RequestStatus.FINISHED
+
+    def admit(self, row: int, admission: int) -> None:
+        """Take a row; computing starts from the first token."""
+        self.row = row
+        self.admission = admission
+        self.status = RequestStatus.PREFILLING
+        if self.started_time < 0:
+            self.started_time = time.perf_counter()
+
+    def preempt(self) -> None:
+        """Give the row back to start over later; tokens being sampled are drawn again."""
+        self._release()
+        self.status = RequestStatus.PENDING
+        self.num_preemptions += 1
+
+    def finish(self, status: RequestStatus, reason: FinishReason) -> None:
+        """Reach a final status."""
+        self._release()
+        self.status = status
+        self.finish_reason = reason
+        self.finished_time = time.perf_counter()
+
+    def fail(self, code: str, message: str) -> None:
+        """End with an error that belongs to this request alone."""
+        self.error_code = code
+        self.error = message
+        self.finish(RequestStatus.FAILED, FinishReason.ERROR)
+
+    def output(self) -> GenerationOutput:
+        """Return the answer as it stands."""
+        return GenerationOutput(
+            request_id=self.request_id,
+            prompt_ids=self.prompt_ids,
+            generated_tokens=self.generated_tokens,
+            logprobs=self.logprobs,
+            status=self.status,
+            finish_reason=self.finish_reason,
+            error=self.error,
+            error_code=self.error_code,
+            created_time=self.created_time,
+            lifespan=(self.started_time, self.finished_time),
+        )
+
+    def _release(self) -> None:
+        self.row = -1
+        self.num_computed_tokens = 0
+        self.num_pending_tokens = 0

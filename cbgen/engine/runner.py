@@ -1,0 +1,115 @@
+"""Everything that runs on the device happens here: inputs, forward pass, sampling.
+
+    execute(ScheduledBatch) -> StepResult
+
+The runner decides nothing; it applies what the batch says, in the order of its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cbgen.engine.attention.base import AttentionBackend, LayerAttention
+from cbgen.engine.attention.context import forward_context
+from cbgen.engine.attention.metadata import AttentionMetadata
+from cbgen.engine.batch import Rows
+from cbgen.engine.sampling.sampler import sample, token_logprobs
+from cbgen.engine.sampling.state import SamplingState
+from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
+from cbgen.engine.storage import KVStorage
+
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(token_ids [1, T], position_ids [1, T], logit_indices [s]) -> logits [s, vocab]"""
+
+
+class _StepContext:
+    """Answers the model's attention layers during one step."""
+
+    def __init__(
+        self, storage: KVStorage, backend: AttentionBackend, metadata: AttentionMetadata
+    ) -> None:
+        self._storage = storage
+        self._backend = backend
+        self._metadata = metadata
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: LayerAttention,
+    ) -> torch.Tensor:
+        cache = self._storage.layer(layer_index)
+        cache.write(key, value, self._metadata.slot_mapping)
+        return self._backend.forward(query, cache, self._metadata, layer)
+
+
+class Runner:
+    """Owns the device side of an engine: model, pages, rows and sampling state."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        *,
+        storage: KVStorage,
+        backend: AttentionBackend,
+        rows: Rows,
+        sampling: SamplingState,
+    ) -> None:
+        self._forward = forward
+        self._storage = storage
+        self._backend = backend
+        self._rows = rows
+        self._sampling = sampling
+
+    @torch.inference_mode()
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Run one step.
+
+        Raises:
+            NotImplementedError: the batch holds what no scheduler of this version makes.
+        """
+        if batch.swaps_in or batch.swaps_out or batch.state_resets:
+            raise NotImplementedError("block swaps and state resets have no owner in this version")
+        self._rows.admit(batch.admitted)
+        self._sampling.admit(batch.admitted)
+        self._storage.copy_blocks(batch.block_copies)
+        self._rows.extend_block_tables(batch.new_blocks)
+        if not batch.requests:
+            return StepResult()
+        inputs = self._rows.gather(batch)
+        context = _StepContext(self._storage, self._backend, inputs.attention)
+        with forward_context(context):
+            logits = self._forward(inputs.token_ids, inputs.position_ids, inputs.logit_indices)
+        return self._sample(logits, [item for item in batch.requests if item.num_samples])
+
+    def _sample(self, logits: torch.Tensor, sampled: Sequence[ScheduledRequest]) -> StepResult:
+        if not sampled:
+            return StepResult()
+        token_ids, finite = sample(logits, self._sampling.gather(sampled))
+        rows = torch.tensor([item.row for item in sampled], device=token_ids.device)
+        self._rows.store_sampled(rows, token_ids)
+        logprobs = self._logprobs(logits, token_ids, sampled)
+        return StepResult(
+            tuple(
+                SampledTokens((token_id,), logprobs.get(place, ()))
+                if is_finite
+                else SampledTokens((), (), is_finite=False)
+                for place, (token_id, is_finite) in enumerate(
+                    zip(token_ids.tolist(), finite.tolist(), strict=True)
+                )
+            )
+        )
+
+    def _logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, sampled: Sequence[ScheduledRequest]
+    ) -> dict[int, tuple[float]]:
+        places = [i for i, item in enumerate(sampled) if self._sampling.wants_logprobs(item.row)]
+        if not places:
+            return {}
+        index = torch.tensor(places, device=logits.device)
+        values = token_logprobs(logits[index], token_ids[index]).tolist()
+        return {place: (value,) for place, value in zip(places, values, strict=True)}

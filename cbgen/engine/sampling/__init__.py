@@ -1,0 +1,1 @@
+"""Sampling: parameters (no torch), counter-based noise, the vectorized sampler."""

@@ -1,0 +1,65 @@
+"""How one request samples and when it stops: validated, immutable, without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling and stopping of one request, with nothing left to decide.
+
+    A temperature of 0 is greedy; the filters are then without effect. Filters apply in the order of
+    `transformers.generation`: temperature, top_k, top_p, min_p.
+
+    Raises:
+        ValueError: a value is out of range; the text names the field and the value.
+    """
+
+    temperature: float = 0.0
+    """0 = greedy, else the divisor of the logits."""
+    top_k: int = 0
+    """Keep the k best tokens; 0 = off. Values above the vocabulary size keep all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches top_p; 1.0 = off."""
+    min_p: float = 0.0
+    """Keep tokens at least min_p times as probable as the best; 0.0 = off."""
+    seed: int = 0
+    """Row seed of the counter-based noise, in [0, 2**63)."""
+    max_new_tokens: int | None = None
+    """Most tokens to generate; None = what the context leaves."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer; the token itself is part of it."""
+    logprobs: bool = False
+    """Give the log-probability of each generated token."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(
+                f"temperature must be a finite number of at least 0, got {self.temperature}"
+            )
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0 (0 = off), got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1 (1 = off), got {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must be between 0 (off) and 1, got {self.min_p}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"seed must be between 0 and {MAX_SEED}, got {self.seed}")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the best token is taken without noise."""
+        return self.temperature == 0
+
+
+def derive_seed(run_seed: int, request_id: str, sample_index: int = 0) -> int:
+    """Return the seed of a request without its own: a hash of run seed, id and sample index."""
+    text = f"{run_seed}\0{sample_index}\0{request_id}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") & MAX_SEED

@@ -1,0 +1,20 @@
+"""Decides what each step runs. Pure Python: tested without torch."""
+
+from __future__ import annotations
+
+from cbgen.engine.cache.kv_cache import KVCache
+from cbgen.engine.scheduler.base import Scheduler, SchedulerLimits
+from cbgen.engine.scheduler.fifo import FifoScheduler
+
+__all__ = ["Scheduler", "SchedulerLimits", "make_scheduler"]
+
+
+def make_scheduler(scheduler_type: str, cache: KVCache, limits: SchedulerLimits) -> Scheduler:
+    """Return the scheduler of that name.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    if scheduler_type == "fifo":
+        return FifoScheduler(cache, limits)
+    raise ValueError(f"scheduler_type is {scheduler_type!r}; expected fifo")

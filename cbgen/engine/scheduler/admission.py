@@ -1,0 +1,63 @@
+"""Which requests can never run, and how long an answer may become."""
+
+from __future__ import annotations
+
+from cbgen.engine.request import Request
+from cbgen.engine.scheduler.base import SchedulerLimits
+from cbgen.errors import RowError
+
+
+def refusal(
+    request: Request, limits: SchedulerLimits, cache_tokens: int, *, is_duplicate: bool
+) -> RowError | None:
+    """Return why a request can never run, or None if it can.
+
+    Args:
+        request: the request, not yet taken.
+        limits: the bounds of the engine.
+        cache_tokens: tokens that one request alone can store.
+        is_duplicate: whether an unfinished request has the same id.
+    """
+    prompt_ids = request.prompt_ids
+    if is_duplicate:
+        return _error(
+            "duplicate_id", f"a request with id {request.request_id!r} is still unfinished"
+        )
+    if not prompt_ids:
+        return _error("empty_prompt", "the prompt has no tokens; give at least one")
+    if min(prompt_ids) < 0 or max(prompt_ids) >= limits.vocab_size:
+        wrong = next(t for t in prompt_ids if not 0 <= t < limits.vocab_size)
+        return _error(
+            "token_out_of_vocabulary",
+            f"token id {wrong} at position {prompt_ids.index(wrong)} is outside the model's "
+            f"vocabulary of {limits.vocab_size} tokens",
+        )
+    if len(prompt_ids) >= limits.max_context:
+        return _error(
+            "prompt_too_long",
+            f"the prompt has {len(prompt_ids)} tokens, and the model's context of "
+            f"{limits.max_context} must hold it and at least one new token; shorten it or set "
+            "prompt.truncation",
+        )
+    if len(prompt_ids) >= cache_tokens:
+        return _error(
+            "prompt_exceeds_cache",
+            f"the prompt has {len(prompt_ids)} tokens, and the KV cache holds {cache_tokens}; "
+            "shorten it or raise num_blocks",
+        )
+    return None
+
+
+def token_limit(request: Request, limits: SchedulerLimits, cache_tokens: int) -> int:
+    """Return the tokens of prompt and answer together at which a request ends with `length`.
+
+    The last token is never stored, so a cache of n tokens allows n + 1.
+    """
+    longest = min(limits.max_context, cache_tokens + 1)
+    if request.params.max_new_tokens is None:
+        return longest
+    return min(len(request.prompt_ids) + request.params.max_new_tokens, longest)
+
+
+def _error(code: str, message: str) -> RowError:
+    return RowError(code, message, type="invalid_request")

@@ -1,0 +1,68 @@
+"""What the engine asks of a scheduler. Schedulers are pure Python: no tensors, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cbgen.engine.events import StepStats
+from cbgen.engine.request import Request
+from cbgen.engine.step import ScheduledBatch, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """The bounds of every step, decided by the plan."""
+
+    max_batch_tokens: int
+    max_requests: int
+    """Requests admitted at once, that is rows of the persistent buffers."""
+    max_context: int
+    """Tokens of prompt and answer together that the model takes."""
+    vocab_size: int
+    """Token ids are in [0, vocab_size)."""
+    safety_margin: float
+    """Share of the cache below which nothing is admitted beside running requests."""
+
+    def __post_init__(self) -> None:
+        if self.max_requests > self.max_batch_tokens:
+            raise ValueError(
+                f"max_requests ({self.max_requests}) must not exceed max_batch_tokens "
+                f"({self.max_batch_tokens}): every decoding request runs one token a step"
+            )
+
+
+class Scheduler(Protocol):
+    """Decides what each step runs and takes what came of it."""
+
+    def add(self, request: Request) -> None:
+        """Take a request, or fail it at once if it can never run; `take_finished` then has it."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now with what it has; unknown and finished ids are ignored."""
+
+    def has_unfinished(self) -> bool:
+        """Whether any request waits or runs."""
+
+    def schedule(self) -> ScheduledBatch:
+        """Decide one step; never empty while a request is unfinished."""
+
+    def update(self, batch: ScheduledBatch, result: StepResult) -> None:
+        """Append what was sampled; end requests that reached a stop token or their limit."""
+
+    def take_finished(self) -> list[Request]:
+        """Return the requests that ended since the last call, in the order in which they ended."""
+
+    def unfinished(self) -> Iterable[Request]:
+        """Return all requests that wait or run."""
+
+    def stats(self) -> StepStats:
+        """Return counts as of now."""
+
+    def check(self) -> None:
+        """Recompute all bookkeeping from scratch.
+
+        Raises:
+            AssertionError: something disagrees.
+        """

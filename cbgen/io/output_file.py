@@ -1,0 +1,244 @@
+"""A file, pipe or terminal that lines are appended to, each whole or not at all.
+
+Owns opening with its refusals, partial writes, cutting off a torn line, and what the errors mean.
+Knows nothing of the order of rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import stat
+from pathlib import Path
+
+from cbgen.errors import OutputError, UsageError
+
+_STDOUT = 1
+_PACKED_SUFFIXES = (".gz", ".zst", ".parquet")
+_FILE_MODE = 0o666  # less the umask, as open() does
+_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # file systems that know no fsync
+
+
+class ClosedOutput(Exception):
+    """The reader of a pipe went away (`| head -1`): a quiet end, not an error."""
+
+
+class OutputFile:
+    """An open output.
+
+    What a file held before stays until `clear`, so that a run that fails before its first row
+    destroys nothing.
+    """
+
+    def __init__(self, path: str, descriptor: int, *, created: bool) -> None:
+        self.path = path
+        self.is_regular = path != "-" and stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self.size = 0
+        """Bytes of whole lines written."""
+        self._descriptor = descriptor
+        self._created = created
+        self._torn = False
+        self._unsynced = False
+
+    @classmethod
+    def open(cls, path: str, *, overwrite: bool) -> OutputFile:
+        """Open an output; `-` is stdout.
+
+        Raises:
+            UsageError: the file exists and `overwrite` is false, or it cannot be written.
+        """
+        if path == "-":
+            return cls(path, _STDOUT, created=False)
+        _refuse_path(path, overwrite=overwrite)
+        created = not os.path.lexists(path)
+        flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if created else 0)
+        if _is_device(path):
+            flags = os.O_WRONLY
+        try:
+            return cls(path, os.open(path, flags, _FILE_MODE), created=created)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def clear(self) -> None:
+        """Drop what a regular file holds."""
+        self.size = 0
+        if self.is_regular:
+            self._cut_torn_line()
+            self._unsynced = True
+
+    def append(self, lines: bytes) -> None:
+        """Hand whole lines to the operating system before returning.
+
+        Raises:
+            OutputError: they could not be written; a file ends with its last whole line.
+            ClosedOutput: the pipe has no reader any more.
+        """
+        if self._torn:
+            raise OutputError(f"{self.path}: the output ends in half a line and takes no more")
+        complete = False
+        try:
+            _write_fully(self._descriptor, lines)
+            complete = True
+        except BrokenPipeError:
+            raise ClosedOutput(self.path) from None
+        except OSError as error:
+            raise self._output_error(error) from error
+        finally:
+            if not complete:
+                self._cut_torn_line()
+        self.size += len(lines)
+        self._unsynced = True
+
+    def line_at(self, offset: int) -> bytes:
+        """Return the line that begins at a byte offset of a regular file.
+
+        Raises:
+            OutputError: there is none: something else changed the file.
+        """
+        length = 4096
+        while True:
+            try:
+                data = os.pread(self._descriptor, length, offset)
+            except OSError as error:
+                raise self._output_error(error) from error
+            end = data.find(b"\n") + 1
+            if end:
+                return data[:end]
+            if len(data) < length:
+                raise OutputError(f"{self.path}: was changed by something else during the run")
+            length *= 8
+
+    def sync(self) -> None:
+        """Put on disk what was written; without effect on pipes and terminals.
+
+        Raises:
+            OutputError: the disk fails.
+        """
+        if self.is_regular and self._unsynced:
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                if error.errno not in _NO_SYNC:
+                    raise self._output_error(error) from error
+        self._unsynced = False
+
+    def close(self) -> None:
+        """Close the file; stdout stays open for the process.
+
+        Raises:
+            OutputError: the file system reports a late error.
+        """
+        if self._descriptor == _STDOUT or self._descriptor < 0:
+            return
+        descriptor, self._descriptor = self._descriptor, -1
+        try:
+            os.close(descriptor)
+        except OSError as error:
+            raise self._output_error(error) from error
+
+    def remove(self) -> None:
+        """Close and delete the file.
+
+        Raises:
+            OutputError: it cannot be deleted.
+        """
+        self.close()
+        try:
+            Path(self.path).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._output_error(error) from error
+
+    def remove_if_created(self) -> None:
+        """Close the file and delete it, unless it was there before this run."""
+        if self._created:
+            self.remove()
+        else:
+            self.close()
+
+    def _cut_torn_line(self) -> None:
+        self._torn = True
+        if self.is_regular:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self.size)
+                os.lseek(self._descriptor, self.size, os.SEEK_SET)
+                self._torn = False
+
+    def _output_error(self, error: OSError) -> OutputError:
+        remedy = "the rows before it are safe"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy += "; make room, then run again"
+        return OutputError(f"{self.path}: cannot be written: {error.strerror or error}; {remedy}")
+
+
+def refuse_same_file(input_path: str, output_path: str) -> None:
+    """Refuse an output that is the input, or whose journal is, through links and redirections too.
+
+    Raises:
+        UsageError: they are one file.
+    """
+    source = _regular_status(input_path, 0)
+    outputs = [output_path] if output_path == "-" else [output_path, journal_path(output_path)]
+    for path in outputs:
+        target = _regular_status(path, _STDOUT)
+        if source is not None and target is not None and os.path.samestat(source, target):
+            raise UsageError(
+                f"{path}: the output is the input file {input_path}; choose another output"
+            )
+
+
+def journal_path(path: str) -> str:
+    """Return where the rows that wait for their turn are kept."""
+    return path + ".journal"
+
+
+def replace_file(new_path: str, path: str) -> None:
+    """Give a synced file the name of another one, lasting through a power failure.
+
+    Raises:
+        OutputError: the folder cannot be changed.
+    """
+    try:
+        os.replace(new_path, path)
+        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be replaced: {error.strerror or error}") from error
+
+
+def _regular_status(path: str, descriptor: int) -> os.stat_result | None:
+    try:
+        status = os.fstat(descriptor) if path == "-" else os.stat(path)
+    except OSError:
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def _refuse_path(path: str, *, overwrite: bool) -> None:
+    if path.endswith(_PACKED_SUFFIXES):
+        raise UsageError(f"{path}: packed output is not written yet; pack the JSONL afterwards")
+    if os.path.isdir(path):
+        raise UsageError(f"{path}: is a folder; give the name of a file in it")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise UsageError(f"{path}: the folder {folder} does not exist; create it first")
+    if os.path.lexists(path) and not overwrite and not _is_device(path):
+        raise UsageError(f"{path}: already exists; use --overwrite, or choose another output")
+
+
+def _is_device(path: str) -> bool:
+    """Whether a path is a pipe or a device, which has nothing to overwrite."""
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _write_fully(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:  # someone made the pipe non-blocking
+            select.select((), (descriptor,), ())

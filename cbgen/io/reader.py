@@ -1,0 +1,142 @@
+r"""JSONL bytes to records, lazily.
+
+Lines end at `\n` and nowhere else. Every line that is not blank becomes one Record, a bad one too:
+no content makes the reader raise. Knows nothing of prompts; what a record's columns mean is in
+prompts.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from cbgen.errors import RowError, UsageError
+from cbgen.io.decode import decode_row
+
+MAX_LINE_BYTES = 256 * 2**20
+"""Longest line that is read into memory; a longer one becomes an error record."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_WHITE_SPACE = b" \t\r\n"
+_BUFFER_BYTES = 2**20
+_PACKED_SUFFIXES = (".gz", ".zst", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of the input that is not blank.
+
+    Exactly one of `columns` and `error` is set, except that a line with a bad or repeated id has
+    both.
+    """
+
+    index: int
+    """Counts the records from 0, bad ones too."""
+    line: int
+    """Counts the lines of the source from 1, blank ones too."""
+    source: str
+    """Name of the file, for messages."""
+    id: str | int | None
+    """The row's own id, else its index; None where the line could not be read or the id is bad."""
+    columns: dict[str, Any] | None
+    error: RowError | None
+
+    @property
+    def place(self) -> str:
+        """Where the record stands, as `source:line`."""
+        return f"{self.source}:{self.line}"
+
+
+def open_input(path: str) -> BinaryIO:
+    """Open the input for `read_records`; `-` is stdin.
+
+    Raises:
+        UsageError: it cannot be opened, or its format is not read.
+    """
+    if path == "-":
+        if sys.stdin is None:
+            raise UsageError("-i -: stdin is closed; give a file or pipe rows in")
+        return sys.stdin.buffer
+    if path.endswith(_PACKED_SUFFIXES):
+        raise UsageError(
+            f"{path}: packed input is not read yet; unpack it to JSONL first, "
+            f"for example `zcat FILE.gz | cbgen run RECIPE -i - ...`"
+        )
+    try:
+        return open(path, "rb", buffering=_BUFFER_BYTES)
+    except OSError as error:
+        raise UsageError(f"{path}: the input cannot be opened: {error.strerror}") from error
+
+
+def read_records(
+    stream: BinaryIO,
+    source: str,
+    *,
+    first_index: int = 0,
+    max_line_bytes: int = MAX_LINE_BYTES,
+) -> Iterator[Record]:
+    """Yield one Record for each line that is not blank, holding one line at a time.
+
+    Args:
+        stream: bytes, read with `readline`.
+        source: name of the stream for messages.
+        first_index: index of the first record, where an earlier file had rows already.
+        max_line_bytes: a longer line becomes an error record and is not kept.
+
+    Raises:
+        UsageError: the stream itself fails, as a broken disk does.
+    """
+    index = first_index
+    for number, line in enumerate(_read_lines(stream, source, max_line_bytes), 1):
+        if line is None:
+            message = f"{source}:{number}: the line is longer than {max_line_bytes} bytes"
+            yield Record(index, number, source, None, None, RowError("line_too_long", message))
+        elif not line.strip(_WHITE_SPACE):
+            continue
+        else:
+            yield _read_record(index, number, source, line)
+        index += 1
+
+
+def _read_lines(stream: BinaryIO, source: str, max_line_bytes: int) -> Iterator[bytes | None]:
+    """Yield each line, None for one that is too long."""
+    longest = max_line_bytes + 1  # with its line end
+    try:
+        line = stream.readline(longest).removeprefix(_BYTE_ORDER_MARK)
+        while line:
+            if len(line) >= longest and not line.endswith(b"\n"):
+                _skip_line(stream)
+                yield None
+            else:
+                yield line
+            line = stream.readline(longest)
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read: {error.strerror or error}") from error
+
+
+def _skip_line(stream: BinaryIO) -> None:
+    while (part := stream.readline(_BUFFER_BYTES)) and not part.endswith(b"\n"):
+        pass
+
+
+def _read_record(index: int, number: int, source: str, line: bytes) -> Record:
+    try:
+        columns = decode_row(line)
+    except RowError as error:
+        placed = RowError(error.code, f"{source}:{number}: {error.message}")
+        return Record(index, number, source, None, None, placed)
+    given = columns.get("id")
+    if given is None:
+        return Record(index, number, source, index, columns, None)
+    if isinstance(given, str) or (isinstance(given, int) and not isinstance(given, bool)):
+        return Record(index, number, source, given, columns, None)
+    message = f"{source}:{number}: id must be a string or an integer, got {shorten(given)}"
+    return Record(index, number, source, None, columns, RowError("invalid_id", message))
+
+
+def shorten(value: object) -> str:
+    """Return a value for an error message, cut to 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

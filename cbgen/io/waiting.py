@@ -1,0 +1,265 @@
+"""Rows that finished before their turn, outside of memory: an offset each is all that stays.
+
+A store keeps the lines (the journal file beside the output, or a temporary file for stdout);
+WaitingRows knows whose turn it is. Neither knows what a line says.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from cbgen.errors import OutputError
+from cbgen.io.output_file import OutputFile, replace_file
+
+SPOOL_BYTES = 64 * 2**20
+"""Memory for waiting rows of stdout; beyond that they go to a temporary file."""
+
+_NEW = ".new"
+
+
+class LineStore(Protocol):
+    """Lines kept at byte offsets."""
+
+    @property
+    def size(self) -> int:
+        """Bytes kept, dropped lines included until `rewrite`."""
+
+    def append(self, line: bytes) -> None:
+        """Keep a line at the offset `size`."""
+
+    def line_at(self, offset: int) -> bytes:
+        """Return the line at an offset."""
+
+    def rewrite(self, lines: Iterable[bytes]) -> None:
+        """Keep these lines, read from this store, from offset 0 on, and nothing else.
+
+        Leaves the store as it is where that fails.
+        """
+
+    def clear(self) -> None:
+        """Drop all lines."""
+
+    def sync(self) -> None:
+        """Put on disk what is kept, where that means something."""
+
+    def close(self) -> None:
+        """Close, leaving on disk what is there."""
+
+    def discard(self) -> None:
+        """Close and leave nothing."""
+
+
+class Journal:
+    """A line store in a named file, which a crash leaves readable."""
+
+    def __init__(self, path: str, *, overwrite: bool) -> None:
+        self._path = path
+        self._file = OutputFile.open(path, overwrite=overwrite)
+
+    @property
+    def size(self) -> int:
+        """Bytes kept."""
+        return self._file.size
+
+    def clear(self) -> None:
+        """Drop all lines, those that an earlier run left too."""
+        self._file.clear()
+
+    def append(self, line: bytes) -> None:
+        """Keep a line at the offset `size`, on its way to disk."""
+        self._file.append(line)
+
+    def line_at(self, offset: int) -> bytes:
+        """Return the line at an offset."""
+        return self._file.line_at(offset)
+
+    def rewrite(self, lines: Iterable[bytes]) -> None:
+        """Keep these lines alone; at every moment one complete file has the journal's name."""
+        replacement = OutputFile.open(self._path + _NEW, overwrite=True)
+        replacement.clear()
+        complete = False
+        try:
+            for line in lines:
+                replacement.append(line)
+            replacement.sync()
+            replace_file(replacement.path, self._path)
+            complete = True
+        finally:
+            if not complete:
+                replacement.remove()
+        replacement.path = self._path
+        self._file.close()
+        self._file = replacement
+
+    def sync(self) -> None:
+        """Put on disk what is kept."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Close the file and leave it."""
+        self._file.close()
+
+    def discard(self) -> None:
+        """Delete the file, and what a crash during a rewrite may have left."""
+        Path(self._path + _NEW).unlink(missing_ok=True)
+        self._file.remove()
+
+    def remove_if_created(self) -> None:
+        """Delete the file, unless it was there before this run."""
+        self._file.remove_if_created()
+
+
+class Spool:
+    """A line store in memory, from SPOOL_BYTES on in a temporary file without a name."""
+
+    def __init__(self, memory_bytes: int = SPOOL_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+        self._size = 0
+        self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes)  # noqa: SIM115
+
+    @property
+    def size(self) -> int:
+        """Bytes kept."""
+        return self._size
+
+    def append(self, line: bytes) -> None:
+        """Keep a line at the offset `size`."""
+        try:
+            self._file.seek(self._size)
+            self._file.write(line)
+        except OSError as error:
+            folder = tempfile.gettempdir()
+            raise OutputError(
+                f"{folder}: the rows that wait for their turn cannot be kept: {error.strerror}; "
+                "make room, set TMPDIR, or use output.order: completion"
+            ) from error
+        self._size += len(line)
+
+    def line_at(self, offset: int) -> bytes:
+        """Return the line at an offset."""
+        self._file.seek(offset)
+        return self._file.readline()
+
+    def rewrite(self, lines: Iterable[bytes]) -> None:
+        """Keep these lines alone."""
+        replacement = Spool(self._memory_bytes)
+        for line in lines:
+            replacement.append(line)
+        self._file.close()
+        self._file, self._size = replacement._file, replacement._size
+
+    def clear(self) -> None:
+        """Drop all lines."""
+        self.rewrite(())
+
+    def sync(self) -> None:
+        """Do nothing: a crash takes these lines anyway."""
+
+    def close(self) -> None:
+        """Drop everything."""
+        self._file.close()
+
+    def discard(self) -> None:
+        """Drop everything."""
+        self._file.close()
+
+
+class WaitingRows:
+    """Rows by index, of which the next in order may be taken.
+
+    `offsets[head + i]` is 1 + the offset of row `next_index + i` in the store, 0 where it has not
+    come.
+    """
+
+    def __init__(self, store: LineStore, next_index: int = 0) -> None:
+        self.store = store
+        self.next_index = next_index
+        self._offsets = array("Q")
+        self._head = 0
+        self._waiting_bytes = 0
+
+    def __bool__(self) -> bool:
+        """Whether a row waits."""
+        return self._waiting_bytes > 0
+
+    def put(self, index: int, line: bytes) -> None:
+        """Keep a row until its turn."""
+        position = self._head + index - self.next_index
+        missing = position + 1 - len(self._offsets)
+        if missing > 0:
+            self._offsets.extend(array("Q", [0]) * missing)
+        is_free = index >= self.next_index and not self._offsets[position]
+        assert is_free, f"row {index} came twice"
+        offset = self.store.size
+        self.store.append(line)
+        self._offsets[position] = offset + 1
+        self._waiting_bytes += len(line)
+
+    def ready(self, most_bytes: int) -> list[bytes]:
+        """Return rows whose turn it is, in order: one at least, of about `most_bytes` in all."""
+        lines: list[bytes] = []
+        for position in range(self._head, len(self._offsets)):
+            if not self._offsets[position] or most_bytes <= 0:
+                break
+            line = self.store.line_at(self._offsets[position] - 1)
+            lines.append(line)
+            most_bytes -= len(line)
+        return lines
+
+    def drop(self, lines: list[bytes]) -> None:
+        """Forget rows that `ready` gave: they have been written."""
+        self._waiting_bytes -= sum(map(len, lines))
+        self._advance(len(lines))
+
+    def pass_one(self) -> None:
+        """Note that the next row was written without waiting."""
+        waits = self._head < len(self._offsets) and self._offsets[self._head] != 0
+        assert not waits, f"row {self.next_index} came twice"
+        self._advance(1)
+
+    def remaining(self) -> Iterator[bytes]:
+        """Yield all rows that wait, in order, whatever is missing between them."""
+        for position in range(self._head, len(self._offsets)):
+            if self._offsets[position]:
+                yield self.store.line_at(self._offsets[position] - 1)
+
+    @property
+    def dropped_bytes(self) -> int:
+        """Bytes of the store that nothing waits for."""
+        return self.store.size - self._waiting_bytes
+
+    def compact(self) -> None:
+        """Shrink the store to what waits. What was dropped must be safe elsewhere by then."""
+        if not self:
+            self.store.clear()
+            return
+        moved = array("Q")
+        self.store.rewrite(self._lines_noting_offsets(moved))
+        self._offsets, self._head = moved, 0
+
+    def is_wasteful(self, allowed_bytes: int) -> bool:
+        """Whether the store holds more dropped bytes than are allowed and than wait."""
+        return self.dropped_bytes > max(allowed_bytes, self._waiting_bytes)
+
+    def _lines_noting_offsets(self, moved: array[int]) -> Iterator[bytes]:
+        """Yield the rows that wait, and put the offsets that they will have into `moved`."""
+        offset = 0
+        for position in range(self._head, len(self._offsets)):
+            if self._offsets[position]:
+                line = self.store.line_at(self._offsets[position] - 1)
+                moved.append(offset + 1)
+                offset += len(line)
+                yield line
+            else:
+                moved.append(0)
+
+    def _advance(self, count: int) -> None:
+        self.next_index += count
+        self._head = min(self._head + count, len(self._offsets))
+        if self._head > 1024 and 2 * self._head > len(self._offsets):
+            del self._offsets[: self._head]
+            self._head = 0

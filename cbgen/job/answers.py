@@ -1,0 +1,86 @@
+"""Engine outputs to output rows: text, reasons, log-probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
+from cbgen.errors import RowError
+from cbgen.io.reader import Record
+from cbgen.io.rows import Answer, OutputRows, logprobs_object
+from cbgen.job.generation import RowGeneration
+
+
+class AnswerBuilder:
+    """Builds the output row of a record from what the engine gave.
+
+    Args:
+        tokenizer: None for a model without one; rows then have token ids and no text.
+        rows: lays out the rows.
+        token_ids: whether rows also carry the ids of prompt and answer.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, rows: OutputRows, *, token_ids: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._rows = rows
+        self._token_ids = token_ids or tokenizer is None
+
+    def failure(self, record: Record, error: RowError) -> dict[str, Any]:
+        """Return the row of a record that could not be answered."""
+        return self._rows.failure(record, error)
+
+    def answer(
+        self, record: Record, output: GenerationOutput, generation: RowGeneration
+    ) -> dict[str, Any]:
+        """Return the row of an answered record.
+
+        Raises:
+            RowError: the request failed in the engine.
+        """
+        if output.status is RequestStatus.FAILED:
+            assert output.error is not None, "a failed request says why"
+            raise RowError(
+                output.error_code or "engine_error", output.error, type="invalid_request"
+            )
+        assert output.finish_reason is not None, "an answered request has ended"
+        token_ids = output.generated_tokens
+        return self._rows.answer(
+            record,
+            Answer(
+                text=self._decode(token_ids, generation.skip_special_tokens),
+                finish_reason=output.finish_reason.value,
+                stop_reason=_stop_reason(output, generation),
+                prompt_tokens=len(output.prompt_ids),
+                completion_tokens=len(token_ids),
+                logprobs=self._logprobs(output) if generation.params.logprobs else None,
+                token_ids=token_ids if self._token_ids else None,
+                prompt_token_ids=output.prompt_ids if self._token_ids else None,
+            ),
+        )
+
+    def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str | None:
+        if self._tokenizer is None:
+            return None
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        assert isinstance(text, str), "one list of ids decodes to one string"
+        return text
+
+    def _logprobs(self, output: GenerationOutput) -> dict[str, Any]:
+        tokens = [""] * len(output.generated_tokens)
+        if self._tokenizer is not None:
+            tokens = self._tokenizer.batch_decode([[token] for token in output.generated_tokens])
+        return logprobs_object(
+            tokens=tokens, token_ids=output.generated_tokens, logprobs=output.logprobs
+        )
+
+
+def _stop_reason(output: GenerationOutput, generation: RowGeneration) -> int | None:
+    """Return the stop token that ended an answer, None where it is an end of sequence."""
+    if output.finish_reason is not FinishReason.STOP:
+        return None
+    last = output.generated_tokens[-1]
+    return None if last in generation.eos_token_ids else last

@@ -1,0 +1,188 @@
+"""The one loop from records to output rows.
+
+    reader thread --records--> preparer thread --requests--> engine thread
+                                       |                          |
+                                     errors                    outputs
+                                       +-------> results <--------+
+                                                    |
+                                       rows(), on the caller's thread
+
+A row is in flight from its preparation until its output row is given out; the number of these is
+bounded, and so is the number of records read ahead, so memory does not grow with the file. Each
+thread hands over groups of what is there, and none waits for a full group: rows of a slow pipe are
+answered as they come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cbgen.engine.events import StepStats
+from cbgen.engine.request import GenerationOutput, Request
+from cbgen.errors import EngineError, RowError
+from cbgen.io.reader import Record
+from cbgen.job.answers import AnswerBuilder
+from cbgen.job.channel import Channel, ChannelClosed
+from cbgen.job.prepare import PreparedRow, Preparer
+from cbgen.job.slots import Slots
+from cbgen.job.statistics import JobStatistics
+
+_GROUP = 64
+"""Most records that are tokenized together."""
+
+
+class EngineService(Protocol):
+    """What the job needs of an engine; `EngineLoop` is one, tests have others."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; each ends in exactly one output at the sink."""
+
+    def stats(self) -> StepStats:
+        """Return counts as of the last step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InputEnd:
+    """Stands behind the last row of the input."""
+
+    num_rows: int
+
+
+class Results:
+    """Where the preparer's failures and the engine's outputs meet; the sink of the engine."""
+
+    def __init__(self) -> None:
+        self.channel: Channel[GenerationOutput | PreparedRow | _InputEnd] = Channel()
+
+    def put(self, outputs: Sequence[GenerationOutput]) -> None:
+        """Take requests that have ended."""
+        try:
+            self.channel.put_all(outputs)
+        except ChannelClosed:
+            return  # the job was given up; nobody wants these any more
+
+    def fail(self, error: EngineError) -> None:
+        """Learn that the engine has died."""
+        self.channel.fail(error)
+
+
+class BatchJob:
+    """Answers records.
+
+    Args:
+        preparer: makes requests of records.
+        answers: makes output rows of outputs.
+        engine: runs requests; its sink is `results`.
+        results: where outputs arrive.
+        statistics: is kept up to date.
+        max_in_flight: rows that may be in flight at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        preparer: Preparer,
+        answers: AnswerBuilder,
+        engine: EngineService,
+        results: Results,
+        statistics: JobStatistics,
+        max_in_flight: int,
+    ) -> None:
+        self._preparer = preparer
+        self._answers = answers
+        self._engine = engine
+        self._results = results.channel
+        self._statistics = statistics
+        self._records: Channel[Record] = Channel(capacity=max_in_flight)
+        self._slots = Slots(max_in_flight)
+        self._in_flight: dict[str, PreparedRow] = {}
+
+    def rows(self, records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield index and output row of every record, as they finish.
+
+        Raises:
+            EngineError: the engine failed.
+            UsageError: the input cannot be read any further.
+        """
+        self._start("cbgen-reader", lambda: self._read(records))
+        self._start("cbgen-preparer", self._prepare)
+        num_rows: int | None = None
+        num_given = 0
+        try:
+            while num_given != num_rows:
+                for item in self._results.take():
+                    if isinstance(item, _InputEnd):
+                        num_rows = item.num_rows
+                        continue
+                    yield self._finish(item)
+                    num_given += 1
+                    self._slots.release()
+        finally:
+            # Nothing blocks on these any more, so the threads end by themselves.
+            self._results.close()
+            self._records.close()
+            self._slots.close()
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except ChannelClosed:
+                return  # the job was given up
+            except BaseException as error:  # noqa: BLE001  it goes on in the caller's thread
+                self._results.fail(error)
+
+        # A daemon: it may be waiting for a pipe that nobody closes when the process shall end.
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+    def _read(self, records: Iterable[Record]) -> None:
+        try:
+            for record in records:
+                self._records.put(record)
+                self._statistics.rows_read += 1
+        except BaseException as error:
+            self._records.fail(error)
+            raise
+        self._statistics.input_ended = True
+        self._records.close()
+
+    def _prepare(self) -> None:
+        num_rows = 0
+        while granted := self._slots.acquire(_GROUP):
+            records = self._records.take(granted)
+            self._slots.release(granted - len(records))
+            if not records:
+                break
+            num_rows += len(records)
+            requests = []
+            for row in self._preparer.prepare(records):
+                if row.request is None:
+                    self._results.put(row)
+                else:
+                    self._in_flight[row.request.request_id] = row
+                    requests.append(row.request)
+            if requests:
+                self._engine.submit(requests)
+        self._results.put(_InputEnd(num_rows))
+
+    def _finish(self, item: GenerationOutput | PreparedRow) -> tuple[int, dict[str, Any]]:
+        statistics = self._statistics
+        statistics.engine = self._engine.stats()
+        row = item if isinstance(item, PreparedRow) else self._in_flight.pop(item.request_id)
+        record = row.record
+        try:
+            if isinstance(item, PreparedRow):
+                assert item.error is not None, "a row without a request has an error"
+                raise item.error
+            assert row.generation is not None, "a row with a request has its settings"
+            output_row = self._answers.answer(record, item, row.generation)
+        except RowError as error:
+            statistics.count_failure(error.code)
+            return record.index, self._answers.failure(record, error)
+        statistics.count_answer(
+            output_row["finish_reason"], len(item.prompt_ids), len(item.generated_tokens)
+        )
+        return record.index, output_row

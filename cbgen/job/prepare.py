@@ -1,0 +1,111 @@
+"""Records to requests: prompt, tokens, settings. What is wrong with a row becomes its error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cbgen.engine.request import Request
+from cbgen.errors import RowError
+from cbgen.io.prompts import Prompt, parse_prompt
+from cbgen.io.reader import Record
+from cbgen.io.template import Template
+from cbgen.job.generation import GenerationSettings, RowGeneration
+from cbgen.job.rendering import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRow:
+    """A row on its way: a request for the engine, or the error that it ends with."""
+
+    record: Record
+    request: Request | None = None
+    generation: RowGeneration | None = None
+    error: RowError | None = None
+
+
+class Preparer:
+    """Prepares groups of records.
+
+    Args:
+        renderer: turns prompts into tokens.
+        settings: resolves each row's generation settings.
+        template: the compiled `prompt.template`.
+        max_context: tokens that prompt and answer may have together.
+        max_prompt: the recipe's bound of a prompt, if it sets one.
+    """
+
+    def __init__(
+        self,
+        *,
+        renderer: Renderer,
+        settings: GenerationSettings,
+        template: Template | None,
+        max_context: int,
+        max_prompt: int | None,
+        truncates: bool,
+    ) -> None:
+        self._renderer = renderer
+        self._settings = settings
+        self._template = template
+        self._max_context = max_context
+        self._max_prompt = max_prompt
+        self._truncates = truncates
+
+    def prepare(self, records: Sequence[Record]) -> list[PreparedRow]:
+        """Return a prepared row for each record, in order."""
+        parsed = [self._parse(record) for record in records]
+        prompts = [item for item in parsed if isinstance(item, Prompt)]
+        token_ids = iter(self._renderer.token_ids(prompts))
+        return [
+            PreparedRow(record, error=item)
+            if isinstance(item, RowError)
+            else self._finish(record, item, next(token_ids))
+            for record, item in zip(records, parsed, strict=True)
+        ]
+
+    def _parse(self, record: Record) -> Prompt | RowError:
+        try:
+            return parse_prompt(record, template=self._template)
+        except RowError as error:
+            return error
+
+    def _finish(
+        self, record: Record, prompt: Prompt, token_ids: list[int] | RowError
+    ) -> PreparedRow:
+        try:
+            if isinstance(token_ids, RowError):
+                raise token_ids
+            row_id = str(record.id)
+            generation = self._settings.for_row(row_id, prompt.generation_config)
+            token_ids = self._renderer.truncate(token_ids, self._prompt_limit(generation))
+            params = generation.params
+            if generation.max_length is not None:
+                params = replace(params, max_new_tokens=_left_of(generation.max_length, token_ids))
+            return PreparedRow(record, Request(row_id, token_ids, params), generation)
+        except RowError as error:
+            return PreparedRow(record, error=error)
+
+    def _prompt_limit(self, generation: RowGeneration) -> int:
+        """Return the tokens that a prompt may have.
+
+        A prompt that is cut anyway is cut so that the whole answer fits beside it; one that is not
+        cut may leave the answer as little as one token, and then ends with `length`.
+        """
+        if self._max_prompt is not None:
+            return min(self._max_prompt, self._max_context - 1)
+        if not self._truncates:
+            return self._max_context - 1
+        return max(1, self._max_context - (generation.params.max_new_tokens or 1))
+
+
+def _left_of(max_length: int, token_ids: list[int]) -> int:
+    left = max_length - len(token_ids)
+    if left < 1:
+        raise RowError(
+            "prompt_too_long",
+            f"the prompt has {len(token_ids)} tokens, and max_length is {max_length} for prompt "
+            "and answer together; raise it or use max_new_tokens",
+            type="invalid_request",
+        )
+    return left

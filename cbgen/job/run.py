@@ -1,0 +1,77 @@
+"""Files to files: what the command line runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from cbgen.errors import UsageError
+from cbgen.io.encode import encode_row
+from cbgen.io.identity import IdIndex
+from cbgen.io.reader import open_input, read_records
+from cbgen.io.writer import ClosedOutput, RowWriter, refuse_same_file
+from cbgen.job.session import compile_template, open_session
+from cbgen.job.settings import Setting
+from cbgen.job.statistics import JobStatistics
+from cbgen.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What the command line adds to a recipe."""
+
+    input: str
+    """File, or `-` for stdin."""
+    output: str
+    """File, or `-` for stdout."""
+    overwrite: bool = False
+    """Replace an existing output."""
+    limit: int | None = None
+    """Rows to take from the input; None = all."""
+    strict: bool = False
+    """End with UsageError at the first row that carries an error."""
+
+
+def run_job(
+    recipe: Recipe,
+    options: JobOptions,
+    statistics: JobStatistics,
+    *,
+    on_settings: Callable[[list[Setting]], None] | None = None,
+) -> bool:
+    """Answer every row of the input file into the output file.
+
+    Args:
+        recipe: the checked recipe.
+        options: files and limits.
+        statistics: kept up to date, for a display.
+        on_settings: called once with the effective settings, when the model is loaded.
+
+    Returns:
+        Whether the output took every row; False if its reader closed it.
+
+    Raises:
+        UsageError: recipe, files or model are wrong, or a row is and `strict` is set.
+        EngineError: the engine failed; finished rows are in the output.
+        OutputError: the output cannot be written any more.
+    """
+    template = compile_template(recipe)
+    refuse_same_file(options.input, options.output)
+    stream = open_input(options.input)
+    writer = RowWriter(options.output, order=recipe.output.order, overwrite=options.overwrite)
+    try:
+        with writer, open_session(recipe, template, statistics) as session:
+            if on_settings is not None:
+                on_settings(session.settings)
+            records = read_records(stream, options.input)
+            ids = IdIndex(recipe.output.on_duplicate_id)
+            admitted = (ids.admit(record) for record in islice(records, options.limit))
+            for index, row in session.job.rows(admitted):
+                if options.strict and row["error"] is not None:
+                    message = row["error"]["message"]
+                    raise UsageError(f"row {index}: {message} (--strict)")
+                writer.write(index, encode_row(row))
+    except ClosedOutput:
+        return False
+    return True

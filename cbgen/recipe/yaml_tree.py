@@ -1,0 +1,240 @@
+"""YAML text to a `Tree`: the core schema of YAML 1.2, with the line of every key.
+
+In YAML 1.1 `no` is false, `1e-4` is text and `010` is 8; here they are text, a number and 10.
+Knows nothing of the fields of a recipe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+
+from cbgen.errors import RecipeError
+from cbgen.recipe.tree import Path, Place, Tree
+from cbgen.recipe.values import Plain, show
+
+_TAG = "tag:yaml.org,2002:"
+_MOST_NODES = 100_000
+"""Bound on the values of one document, aliases counted each time: stops exponential growth."""
+_DEEPEST = 50
+_MOST_DIGITS = 400
+"""Of an integer; Python neither reads nor shows those of many thousands."""
+
+
+class _Loader(yaml.SafeLoader):
+    """The parser of the safe loader with the implicit types of YAML 1.2."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 (the base class declares it; an empty one drops 1.1)
+
+
+_PLAIN_TYPES = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "null": (r"~|null|Null|NULL|", ("~", "n", "N", "")),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": (r"<<", "<"),
+}
+for _name, (_pattern, _first) in _PLAIN_TYPES.items():
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+def read_recipe_file(path: str) -> Tree:
+    """Read a YAML file.
+
+    Raises:
+        RecipeError: the file cannot be read, is not UTF-8, not YAML, or not one mapping.
+    """
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read()
+    except OSError as error:
+        raise RecipeError(f"cannot read the recipe: {error.strerror}", file=path) from error
+    except ValueError as error:
+        raise RecipeError(f"cannot read the recipe: {error}", file=path) from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"not UTF-8: byte 0x{data[error.start]:02x}; save the file as UTF-8"
+        raise RecipeError(message, file=path, line=line) from error
+    return parse_recipe_text(text, path)
+
+
+def parse_recipe_text(text: str, file: str) -> Tree:
+    """Parse the text of a recipe; `file` is named in errors and places.
+
+    Raises:
+        RecipeError: the text is not YAML, empty, not one mapping, or repeats a key.
+    """
+    whole = Place(file=file)
+    node = _compose(text, lambda line: Place(file=file, line=line))
+    if node is None:
+        raise whole.error("the recipe is empty; `cbgen init` writes one to start from")
+    builder = _Builder(lambda line: Place(file=file, line=line))
+    values = builder.build(node, ())
+    if not isinstance(values, dict):
+        raise Place(file=file, line=_line(node)).error(
+            f"expected a mapping of sections (model, prompt, ...), got {show(values)}"
+        )
+    return Tree(values, builder.places, whole)
+
+
+def parse_value(text: str, place: Place) -> Plain:
+    """Parse the value of one override; errors point to `place`.
+
+    Raises:
+        RecipeError: the text is not YAML.
+    """
+    node = _compose(text, lambda line: place)
+    return None if node is None else _Builder(lambda line: place).build(node, None)
+
+
+def _compose(text: str, place_of: Callable[[int | None], Place]) -> yaml.Node | None:
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = None if mark is None else mark.line + 1
+        raise place_of(line).error(_syntax_message(error)) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise place_of(line).error(
+            f"not valid YAML: {error.reason} (#x{error.character:04x})"
+        ) from error
+    except RecursionError as error:
+        raise place_of(None).error("not valid YAML for a recipe: nested too deep") from error
+
+
+def _syntax_message(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or "cannot be parsed"
+    message = "not valid YAML: " + (f"{error.context}, {problem}" if error.context else problem)
+    if "another document" in problem:
+        return "several YAML documents (---) in one file; a recipe is one"
+    if "'\\t'" in problem:
+        return message + "; tabs cannot indent YAML, use spaces"
+    if "mapping values are not allowed" in problem:
+        return message + "; put text that holds `: ` in quotes"
+    return message
+
+
+class _Builder:
+    """Turns the nodes of one document into plain values and notes the place of every key."""
+
+    def __init__(self, place_of: Callable[[int], Place]) -> None:
+        self.places: dict[Path, Place] = {}
+        self._place_of = place_of
+        self._open: set[int] = set()
+        self._nodes = 0
+
+    def build(self, node: yaml.Node, path: Path | None) -> Plain:
+        """Return the value of a node; keys below are noted unless `path` is None (in a list)."""
+        with self._entered(node):
+            if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+                return [self.build(item, None) for item in node.value]
+            if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
+                return self._scalar(node)
+        raise self._error(node, f"the tag {_tag(node)} is not for a recipe")
+
+    def _mapping(self, node: yaml.MappingNode, path: Path | None) -> dict[str, Any]:
+        values = {}
+        for key, (key_node, value_node) in self._pairs(node).items():
+            inner = None if path is None else (*path, key)
+            if inner is not None:
+                self.places[inner] = self._place_of(_line(key_node))
+            values[key] = self.build(value_node, inner)
+        return values
+
+    def _pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """Return key and value nodes by key; what `<<` brings yields to the mapping's own keys."""
+        pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        merged: list[yaml.Node] = []
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                several = isinstance(value_node, yaml.SequenceNode)
+                merged.extend(value_node.value if several else [value_node])
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._error(key_node, "a key must be text, not a list or a mapping")
+            if key_node.value in pairs:
+                first = _line(pairs[key_node.value][0])
+                raise self._error(
+                    key_node, f"the key {key_node.value} is given twice (first: line {first})"
+                )
+            pairs[key_node.value] = (key_node, value_node)
+        for source in merged:
+            if not isinstance(source, yaml.MappingNode):
+                raise self._error(source, "`<<` takes a mapping or a list of mappings")
+            with self._entered(source):
+                for key, pair in self._pairs(source).items():
+                    pairs.setdefault(key, pair)
+        return pairs
+
+    def _scalar(self, node: yaml.ScalarNode) -> Plain:
+        try:
+            return _SCALARS[node.tag](node.value)
+        except ValueError as error:
+            raise self._error(
+                node, f"{show(node.value)} is no value of the tag {_tag(node)}"
+            ) from error
+
+    @contextmanager
+    def _entered(self, node: yaml.Node) -> Iterator[None]:
+        self._nodes += 1
+        if id(node) in self._open:
+            raise self._error(node, "an alias (*) stands inside its own anchor (&)")
+        if self._nodes > _MOST_NODES:
+            raise self._error(node, f"more than {_MOST_NODES} values, aliases counted each time")
+        if len(self._open) == _DEEPEST:
+            raise self._error(node, f"nested more than {_DEEPEST} levels deep")
+        self._open.add(id(node))
+        yield
+        self._open.discard(id(node))
+
+    def _error(self, node: yaml.Node, message: str) -> RecipeError:
+        return self._place_of(_line(node)).error(message)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _tag(node: yaml.Node) -> str:
+    return str(node.tag).replace(_TAG, "!!")
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError("too many digits")
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+def _float(text: str) -> float:
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return text.lower() == "true"
+
+
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    _TAG + "str": str,
+    _TAG + "null": lambda text: None,
+    _TAG + "bool": _boolean,
+    _TAG + "int": _integer,
+    _TAG + "float": _float,
+}

@@ -1,0 +1,38 @@
+"""Factories for records and rows."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from cbgen.errors import RowError
+from cbgen.io.reader import Record, read_records
+
+
+def make_record(columns: dict[str, Any] | None = None, **changes: Any) -> Record:
+    """Return the record of a row that is the first of its file, with some fields changed."""
+    fields: dict[str, Any] = {
+        "index": 0,
+        "line": 1,
+        "source": "in.jsonl",
+        "id": 0,
+        "columns": {"prompt": "Hello"} if columns is None else columns,
+        "error": None,
+    }
+    return Record(**{**fields, **changes})
+
+
+def read_bytes(data: bytes, **options: Any) -> list[Record]:
+    """Read all records of a file that holds these bytes."""
+    return list(read_records(io.BytesIO(data), "in.jsonl", **options))
+
+
+def error_codes(records: list[Record]) -> list[str | None]:
+    """Return the code of each record's error, None where it has none."""
+    return [None if record.error is None else record.error.code for record in records]
+
+
+def error_of(record: Record) -> RowError:
+    """Return the error of a record that has one."""
+    assert record.error is not None
+    return record.error

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import sys
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbgen.errors import UsageError
+from cbgen.io.reader import open_input, read_records
+from tests.helpers.records import error_codes, error_of, read_bytes
+
+WHITE_SPACE = b" \t\r\n"
+
+
+@given(st.binary())
+def test_any_bytes_give_one_record_for_each_line_that_is_not_blank(data):
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    records = read_bytes(data)
+    expected = [number for number, line in enumerate(lines, 1) if line.strip(WHITE_SPACE)]
+    assert [record.line for record in records] == expected
+    assert [record.index for record in records] == list(range(len(expected)))
+    assert all((record.columns is None) == (record.error is not None) for record in records)
+
+
+@given(st.lists(st.sampled_from(list(b'{}[]"\\:,ud8e19-. \t\r\nNaI\xef\xbb\xbf\xff'))).map(bytes))
+def test_bytes_that_resemble_json_never_raise(data):
+    for record in read_bytes(b'{"a":' + data):
+        assert record.columns is not None or record.error is not None
+
+
+def test_a_byte_order_mark_at_the_start_is_dropped():
+    (record,) = read_bytes(b'\xef\xbb\xbf{"prompt":"a"}')
+    assert record.columns == {"prompt": "a"}
+
+
+def test_a_byte_order_mark_on_a_later_line_is_an_error():
+    assert error_codes(read_bytes(b'{"prompt":"a"}\n\xef\xbb\xbf{"prompt":"b"}\n')) == [
+        None,
+        "invalid_json",
+    ]
+
+
+def test_a_file_that_holds_a_byte_order_mark_alone_has_no_records():
+    assert read_bytes(b"\xef\xbb\xbf") == []
+
+
+def test_only_the_line_feed_ends_a_line():
+    text = '{"prompt":"a\u2028b\u0085c"}\r\n'
+    (first, second) = read_bytes(text.encode() + b'{"prompt":\r"d"}')
+    assert first.columns == {"prompt": "a\u2028b\u0085c"}
+    assert second.columns == {"prompt": "d"}
+
+
+def test_a_raw_tab_in_a_string_is_an_error():
+    assert error_codes(read_bytes(b'{"prompt":"a\tb"}\n')) == ["invalid_json"]
+
+
+def test_blank_lines_count_as_lines_but_not_as_records():
+    records = read_bytes(b'\n \t\r\n{"prompt":"a"}\n\n{"prompt":"b"}\n\n')
+    assert [(record.index, record.line) for record in records] == [(0, 3), (1, 5)]
+
+
+def test_bad_lines_take_an_index_too():
+    records = read_bytes(b'{"prompt":"a"}\nnonsense\n{"prompt":"b"}\n')
+    assert [record.index for record in records] == [0, 1, 2]
+    assert error_codes(records) == [None, "invalid_json", None]
+
+
+def test_a_last_line_without_a_line_feed_counts():
+    assert len(read_bytes(b'{"prompt":"a"}\n{"prompt":"b"}')) == 2
+
+
+def test_the_first_index_can_follow_an_earlier_file():
+    assert [record.index for record in read_bytes(b"{}\n{}\n", first_index=7)] == [7, 8]
+
+
+def test_the_error_of_a_bad_line_names_file_line_and_column():
+    message = error_of(read_bytes(b'\n{"prompt": nope}\n')[0]).message
+    assert message.startswith("in.jsonl:2: not JSON: Expecting value at column 12")
+
+
+def test_a_line_that_is_not_utf8_names_the_byte():
+    error = error_of(read_bytes(b'{"prompt":"caf\xe9"}\n')[0])
+    assert error.code == "invalid_utf8"
+    assert "0xe9 at offset 14" in error.message
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [(b"[1]", "an array"), (b'"a"', "a string"), (b"1", "a number"), (b"true", "a boolean")],
+)
+def test_a_line_that_is_no_object_says_what_it_is(line, kind):
+    error = error_of(read_bytes(line)[0])
+    assert error.code == "not_an_object"
+    assert kind in error.message
+
+
+@pytest.mark.parametrize(("text", "value"), [('"q1"', "q1"), ("17", 17), ("-3", -3), ('""', "")])
+def test_an_id_is_a_string_or_an_integer(text, value):
+    assert read_bytes(b'{"id":' + text.encode() + b"}")[0].id == value
+
+
+@pytest.mark.parametrize("line", [b"{}", b'{"id": null}'])
+def test_a_missing_or_null_id_is_the_index(line):
+    assert [record.id for record in read_bytes(b'{"id":"a"}\n' + line)] == ["a", 1]
+
+
+@pytest.mark.parametrize("value", [b"true", b"1.5", b"[1]", b"{}", b"NaN", b"1e400"])
+def test_another_id_is_an_error_that_keeps_the_columns(value):
+    (record,) = read_bytes(b'{"prompt":"a","id":' + value + b"}")
+    assert error_codes([record]) == ["invalid_id"]
+    assert record.id is None
+    assert record.columns is not None
+
+
+def test_a_line_beyond_the_limit_is_an_error_and_reading_goes_on():
+    long_line = b'{"prompt":"' + b"a" * 100 + b'"}'
+    records = read_bytes(long_line + b'\n{"prompt":"b"}\n' + long_line, max_line_bytes=50)
+    assert error_codes(records) == ["line_too_long", None, "line_too_long"]
+    assert [record.line for record in records] == [1, 2, 3]
+
+
+def test_a_line_exactly_as_long_as_the_limit_is_read():
+    line = b'{"prompt":"abc"}'
+    assert error_codes(read_bytes(line + b"\n" + line, max_line_bytes=len(line))) == [None, None]
+    assert error_codes(read_bytes(line, max_line_bytes=len(line) - 1)) == ["line_too_long"]
+
+
+class EndlessStream(io.RawIOBase):
+    """Rows without end, to be read through a buffer."""
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        row = b'{"prompt":"x"}\n'
+        size = len(buffer) // len(row) * len(row)
+        buffer[:size] = row * (size // len(row))
+        return size
+
+
+def test_records_come_before_the_input_ends():
+    stream = io.BufferedReader(EndlessStream())
+    records = list(itertools.islice(read_records(stream, "-"), 3))
+    assert [record.columns for record in records] == [{"prompt": "x"}] * 3
+
+
+def test_reading_many_rows_takes_no_memory():
+    stream = io.BufferedReader(EndlessStream())
+    records = itertools.islice(read_records(stream, "-"), 20_000)
+    next(records)
+    gc.collect()
+    tracemalloc.start()
+    for _ in records:
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_an_endless_line_takes_no_memory():
+    class Zeros(EndlessStream):
+        remaining = 64 * 2**20
+
+        def readinto(self, buffer):
+            size = min(len(buffer), self.remaining)
+            self.remaining -= size
+            return size
+
+    tracemalloc.start()
+    records = list(read_records(io.BufferedReader(Zeros()), "-", max_line_bytes=2**16))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert error_codes(records) == ["line_too_long"]
+    assert peak < 4 * 2**20
+
+
+def test_a_failing_disk_is_told_with_the_source():
+    class Broken(EndlessStream):
+        def readinto(self, buffer):
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(UsageError, match=r"in\.jsonl: cannot be read: Input/output error"):
+        list(read_records(io.BufferedReader(Broken()), "in.jsonl"))
+
+
+def test_an_input_file_is_opened_for_bytes(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"prompt":"a"}\r\n')
+    with open_input(str(path)) as stream:
+        assert stream.readline() == b'{"prompt":"a"}\r\n'
+
+
+def test_a_dash_is_stdin(monkeypatch):
+    stdin = io.TextIOWrapper(io.BytesIO(b"{}\n"))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert open_input("-").read() == b"{}\n"
+
+
+def test_a_closed_stdin_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="stdin is closed"):
+        open_input("-")
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "."])
+def test_an_input_that_cannot_be_opened_is_refused_by_name(tmp_path, name):
+    with pytest.raises(UsageError, match="cannot be opened"):
+        open_input(str(tmp_path / name))
+
+
+def test_packed_input_is_refused_with_the_way_around(tmp_path):
+    with pytest.raises(UsageError, match="unpack it"):
+        open_input(str(tmp_path / "in.jsonl.gz"))

@@ -1,0 +1,92 @@
+"""Every file of examples/ does what its first lines promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.sources import ROOT
+
+EXAMPLES = ROOT / "examples"
+MODEL_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def run_python(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> dict[str, dict]:
+    """The output rows of examples/prompts.jsonl by id, answered by the small real model."""
+    out = tmp_path_factory.mktemp("examples") / "out.jsonl"
+    finished = run_python(
+        "-m", "cbgen", "run", "recipes/smollm2.yaml", "-i", EXAMPLES / "prompts.jsonl", "-o", out
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    return {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
+
+
+def test_prompts_jsonl_is_answered_row_by_row_in_order(answers):
+    asked = [
+        json.loads(line)["id"] for line in (EXAMPLES / "prompts.jsonl").read_text().splitlines()
+    ]
+    assert list(answers) == asked
+
+
+def test_prompts_jsonl_gets_real_answers(answers):
+    assert "Paris" in answers["france"]["text"]
+
+
+def test_a_rows_own_generation_config_counts(answers):
+    assert answers["brief"]["usage"]["completion_tokens"] <= 16
+
+
+def test_print_answers_shows_question_answer_and_error(tmp_path):
+    rows = [
+        {"id": "a", "prompt": "Why?", "text": " Because. ", "error": None},
+        {
+            "id": "b",
+            "messages": [{"content": "Who?"}],
+            "text": None,
+            "error": {"message": "too long"},
+        },
+        {"id": "c", "prompt": "never shown", "text": "", "error": None},
+    ]
+    out = tmp_path / "out.jsonl"
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    finished = run_python(EXAMPLES / "print_answers.py", out, "2")
+    assert finished.stdout == "[a] Why?\n    Because.\n\n[b] Who?\n    error: too long\n\n"
+
+
+def test_fetch_smollm2_leaves_a_right_file_alone(tmp_path):
+    cached = Path.home() / ".cache" / "cbgen" / "models" / MODEL_NAME
+    before = cached.stat()
+    finished = run_python(EXAMPLES / "fetch_smollm2.py", PIP_NO_INDEX="1", TMPDIR=str(tmp_path))
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, f"{cached}\n", "")
+    assert cached.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_fetch_smollm2_says_what_to_do_when_pip_fails_and_leaves_nothing(tmp_path):
+    finished = run_python(
+        EXAMPLES / "fetch_smollm2.py",
+        HOME=str(tmp_path),
+        PIP_NO_INDEX="1",
+        PIP_FIND_LINKS=str(tmp_path),
+        PIP_CONFIG_FILE=os.devnull,
+    )
+    assert finished.returncode == 1
+    assert "check the network" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert list(tmp_path.rglob("*.gguf*")) == []

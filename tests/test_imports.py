@@ -1,0 +1,171 @@
+"""Who may import whom. The packages and their order are drawn in docs/architecture.md."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+
+import pytest
+
+from tests.helpers.sources import ROOT, ImportLine, cbgen_modules, imports_of
+
+SHARED = ("cbgen.errors", "cbgen.log")
+
+MAY_IMPORT = {
+    "cbgen.errors": (),
+    "cbgen.log": (),
+    "cbgen.engine": SHARED,
+    "cbgen.io": SHARED,
+    "cbgen.recipe": (*SHARED, "cbgen.engine.config"),
+    "cbgen.job": (*SHARED, "cbgen.recipe", "cbgen.io", "cbgen.engine"),
+    "cbgen.cli": (*SHARED, "cbgen.recipe", "cbgen.io", "cbgen.job", "cbgen.engine"),
+    "cbgen.__main__": ("cbgen.cli",),
+    "cbgen": (*SHARED, "cbgen.recipe", "cbgen.job", "cbgen.engine"),
+}
+"""What each part may import beside itself; "cbgen" is the package's own `__init__`."""
+
+ENGINE_LEVELS = (
+    ("config", "sampling.params", "cache.groups"),
+    ("step", "plan", "request", "events"),
+    ("cache", "batch", "storage", "memory", "model", "attention", "sampling", "text"),
+    ("scheduler", "runner"),
+    ("core",),
+    ("build",),
+    ("manager",),
+)
+"""The engine from bottom to top: a module imports from its own level and those before it."""
+
+WITHOUT_TORCH = (
+    "cbgen.errors",
+    "cbgen.log",
+    "cbgen.recipe",
+    "cbgen.io",
+    "cbgen.engine.config",
+    "cbgen.engine.plan",
+    "cbgen.engine.step",
+    "cbgen.engine.request",
+    "cbgen.engine.events",
+    "cbgen.engine.cache",
+    "cbgen.engine.scheduler",
+    "cbgen.engine.sampling.params",
+)
+"""Modules that never import torch or transformers, not even inside a function."""
+
+SLOW_TO_IMPORT = ("torch", "transformers", "numpy", "tokenizers")
+MAY_IMPORT_ORJSON = ("cbgen.io", "cbgen.job", "cbgen.cli")
+
+
+def is_within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def part_of(module: str) -> str:
+    """Return the key of MAY_IMPORT that `module` belongs to."""
+    return ".".join(module.split(".")[:2])
+
+
+def engine_level(module: str) -> int | None:
+    """Return the level of an engine module by its longest name in ENGINE_LEVELS, else None."""
+    names = [
+        (len(name), level)
+        for level, row in enumerate(ENGINE_LEVELS)
+        for name in row
+        if is_within(module, f"cbgen.engine.{name}")
+    ]
+    return max(names)[1] if names else None
+
+
+def place(module: str, line: ImportLine) -> str:
+    return f"{cbgen_modules()[module].relative_to(ROOT)}:{line.line}: imports {line.target}"
+
+
+def all_imports() -> list[tuple[str, ImportLine]]:
+    return [(name, line) for name, path in cbgen_modules().items() for line in imports_of(path)]
+
+
+def test_every_part_has_its_place_in_the_import_rule():
+    assert {part_of(module) for module in cbgen_modules()} <= set(MAY_IMPORT)
+
+
+def test_parts_import_only_the_parts_below_them():
+    wrong = [
+        place(module, line)
+        for module, line in all_imports()
+        if is_within(line.target, "cbgen")
+        and part_of(line.target) != part_of(module)
+        and not is_within(line.target, *MAY_IMPORT[part_of(module)])
+    ]
+    assert wrong == []
+
+
+def test_every_engine_module_has_a_level():
+    modules = [name for name in cbgen_modules() if name.startswith("cbgen.engine.")]
+    assert [name for name in modules if engine_level(name) is None] == []
+
+
+def test_engine_modules_import_no_level_above_theirs():
+    wrong = []
+    for module, line in all_imports():
+        own, other = engine_level(module), engine_level(line.target)
+        if own is not None and other is not None and other > own:
+            wrong.append(place(module, line))
+    assert wrong == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {
+        name: {line.target for line in imports_of(path) if line.target in cbgen_modules()} - {name}
+        for name, path in cbgen_modules().items()
+        if name != "cbgen"
+    }
+    TopologicalSorter(graph).prepare()
+
+
+def test_bookkeeping_modules_never_import_torch():
+    wrong = [
+        place(module, line)
+        for module, line in all_imports()
+        if is_within(module, *WITHOUT_TORCH) and is_within(line.target, *SLOW_TO_IMPORT)
+    ]
+    assert wrong == []
+
+
+def test_orjson_is_imported_by_io_job_and_cli_alone():
+    wrong = [
+        place(module, line)
+        for module, line in all_imports()
+        if is_within(line.target, "orjson") and not is_within(module, *MAY_IMPORT_ORJSON)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("part", ["cbgen.cli", "cbgen.recipe", "cbgen.io"])
+def test_importing_every_module_of_a_light_part_loads_no_torch(part):
+    modules = [name for name in cbgen_modules() if is_within(name, part)]
+    assert loaded_after(*modules) & set(SLOW_TO_IMPORT) == set()
+
+
+@pytest.mark.parametrize("module", ["cbgen", "cbgen.engine"])
+def test_importing_the_library_loads_no_io_no_cli_and_no_orjson(module):
+    assert loaded_after(module) & {"cbgen.io", "cbgen.cli", "orjson"} == set()
+
+
+def test_every_engine_module_is_importable_without_orjson():
+    modules = [name for name in cbgen_modules() if is_within(name, "cbgen.engine")]
+    hide_orjson = "import sys; sys.modules['orjson'] = None"
+    assert set(modules) <= loaded_after(*modules, before=hide_orjson)
+
+
+def loaded_after(*modules: str, before: str = "") -> set[str]:
+    """Return the names in `sys.modules` of a fresh interpreter that imported `modules`."""
+    lines = [before, *(f"import {name}" for name in modules), "import sys", "print(*sys.modules)"]
+    finished = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return set(finished.stdout.split())
