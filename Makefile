@@ -33,10 +33,11 @@ install: $(STAMP) ## make .venv and install cbgen and its tools into it
 model: install ## fetch the small real model into ~/.cache/cbgen
 	@$(BIN)/python examples/fetch_smollm2.py
 
-check: install ## ruff, ruff format, mypy
+check: install ## ruff, ruff format, mypy, the import rule, the size budgets
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py tests/test_budgets.py
 
 format: install ## mend layout and import order
 	$(BIN)/python -m ruff check --fix-only --quiet .

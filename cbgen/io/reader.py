@@ -7,8 +7,9 @@ prompts.py.
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -98,6 +99,19 @@ def read_records(
         else:
             yield _read_record(index, number, source, line)
         index += 1
+
+
+def record_of(row: Mapping[str, Any], *, index: int, source: str) -> Record:
+    """Return the record of a row that is a mapping already, as if a line held it as JSON.
+
+    Its line number is the index + 1. A row without a JSON form becomes an error record.
+    """
+    try:
+        line = json.dumps(row if isinstance(row, dict) else dict(row)).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"{source}:{index + 1}: the row has no JSON form: {error}"
+        return Record(index, index + 1, source, None, None, RowError("not_json", message))
+    return _read_record(index, index + 1, source, line)
 
 
 def _read_lines(stream: BinaryIO, source: str, max_line_bytes: int) -> Iterator[bytes | None]:

@@ -33,6 +33,8 @@ from cbgen.job.statistics import JobStatistics
 _GROUP = 64
 """Most records that are tokenized together."""
 
+_IDLE_SECONDS = 1.0
+
 
 class EngineService(Protocol):
     """What the job needs of an engine; `EngineLoop` is one, tests have others."""
@@ -100,8 +102,14 @@ class BatchJob:
         self._slots = Slots(max_in_flight)
         self._in_flight: dict[str, PreparedRow] = {}
 
-    def rows(self, records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def rows(
+        self, records: Iterable[Record], *, on_idle: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield index and output row of every record, as they finish.
+
+        Args:
+            records: are read on another thread, a bounded number ahead.
+            on_idle: called about once a second while no row finishes.
 
         Raises:
             EngineError: the engine failed.
@@ -113,7 +121,10 @@ class BatchJob:
         num_given = 0
         try:
             while num_given != num_rows:
-                for item in self._results.take():
+                items = self._results.take(timeout=_IDLE_SECONDS)
+                if not items:
+                    on_idle()
+                for item in items:
                     if isinstance(item, _InputEnd):
                         num_rows = item.num_rows
                         continue

@@ -53,17 +53,16 @@ class Channel(Generic[T]):
             self._items.extend(items)
             self._changed.notify_all()
 
-    def take(self, most: int | None = None) -> list[T]:
+    def take(self, most: int | None = None, timeout: float | None = None) -> list[T]:
         """Take what is there, up to `most` items, waiting for the first.
 
-        Returns an empty list when the channel is closed and empty.
+        Returns an empty list when the channel is closed and empty, and after `timeout` seconds.
 
         Raises:
             BaseException: the failure that `fail` gave, once the items before it are taken.
         """
         with self._changed:
-            while not self._items and not self._is_closed:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._items or self._is_closed, timeout)
             if not self._items and self._failure is not None:
                 raise self._failure
             taken = list(islice(self._items, most))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import BinaryIO
 
 from cbgen.errors import UsageError
 from cbgen.io.encode import encode_row
 from cbgen.io.identity import IdIndex
-from cbgen.io.reader import open_input, read_records
+from cbgen.io.reader import Record, open_input, read_records
 from cbgen.io.writer import ClosedOutput, RowWriter, refuse_same_file
 from cbgen.job.session import compile_template, open_session
 from cbgen.job.settings import Setting
@@ -64,10 +65,8 @@ def run_job(
         with writer, open_session(recipe, template, statistics) as session:
             if on_settings is not None:
                 on_settings(session.settings)
-            records = read_records(stream, options.input)
-            ids = IdIndex(recipe.output.on_duplicate_id)
-            admitted = (ids.admit(record) for record in islice(records, options.limit))
-            for index, row in session.job.rows(admitted):
+            records = _records(stream, options, IdIndex(recipe.output.on_duplicate_id))
+            for index, row in session.job.rows(records, on_idle=writer.sync_if_due):
                 if options.strict and row["error"] is not None:
                     message = row["error"]["message"]
                     raise UsageError(f"row {index}: {message} (--strict)")
@@ -75,3 +74,10 @@ def run_job(
     except ClosedOutput:
         return False
     return True
+
+
+def _records(stream: BinaryIO, options: JobOptions, ids: IdIndex) -> Iterator[Record]:
+    """Yield the records; the thread that reads them closes the stream, as only it knows when."""
+    with stream:
+        for record in islice(read_records(stream, options.input), options.limit):
+            yield ids.admit(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from cbgen.job.rendering import Renderer
 from cbgen.job.settings import Setting, effective_settings
 from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.schema import Recipe
+
+logger = logging.getLogger(__name__)
 
 _READ_AHEAD = 64
 """Rows in flight beyond those that the engine can run at once."""
@@ -41,6 +44,12 @@ def compile_template(recipe: Recipe) -> Template | None:
         UsageError: the template is wrong.
     """
     return None if recipe.prompt.template is None else Template(recipe.prompt.template)
+
+
+def _tell_renamed(name: str, output_name: str) -> None:
+    logger.warning(
+        "input column %r is written as %r: output rows have a field of that name", name, output_name
+    )
 
 
 @contextmanager
@@ -79,7 +88,7 @@ def open_session(
             ),
             answers=AnswerBuilder(
                 loaded.tokenizer,
-                OutputRows(recipe.output.columns),
+                OutputRows(recipe.output.columns, on_renamed=_tell_renamed),
                 token_ids=recipe.output.token_ids,
             ),
             engine=loop,

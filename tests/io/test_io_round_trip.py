@@ -20,8 +20,9 @@ VALID_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 COLUMN_NAMES = VALID_TEXT.filter(
     lambda name: name not in {*OUTPUT_FIELDS, "input_ids", "messages", "generation_config"}
 )
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | VALID_TEXT | st.floats(allow_nan=False, width=32),
+    st.none() | st.booleans() | st.integers() | VALID_TEXT | FLOATS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(VALID_TEXT, inner, max_size=3),
     max_leaves=6,
 )

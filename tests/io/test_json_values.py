@@ -67,12 +67,9 @@ def test_integers_of_any_size_keep_their_text(number):
     assert round_trip(line) == line
 
 
-@pytest.mark.parametrize(
-    "text", ["9223372036854775807", "9223372036854775808", "18446744073709551615"]
-    + ["18446744073709551616", "-9223372036854775808", "-9223372036854775809"],
-)  # fmt: skip
-def test_integers_at_the_border_of_64_bits_keep_their_text(text):
-    line = f'{{"a":{text}}}'.encode()
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1])
+def test_integers_at_the_border_of_64_bits_keep_their_text(number):
+    line = f'{{"a":{number}}}'.encode()
     assert round_trip(line) == line
 
 

@@ -5,13 +5,14 @@ import io
 import itertools
 import sys
 import tracemalloc
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
-from cbgen.io.reader import open_input, read_records
+from cbgen.io.reader import Record, open_input, read_records, record_of
 from tests.helpers.records import error_codes, error_of, read_bytes
 
 WHITE_SPACE = b" \t\r\n"
@@ -169,6 +170,7 @@ def test_an_endless_line_takes_no_memory():
 
         def readinto(self, buffer):
             size = min(len(buffer), self.remaining)
+            buffer[:size] = bytes(size)
             self.remaining -= size
             return size
 
@@ -187,6 +189,26 @@ def test_a_failing_disk_is_told_with_the_source():
 
     with pytest.raises(UsageError, match=r"in\.jsonl: cannot be read: Input/output error"):
         list(read_records(io.BufferedReader(Broken()), "in.jsonl"))
+
+
+def test_a_mapping_is_read_as_the_line_that_holds_it():
+    row = {"id": "a", "ids": (1, 2), "big": 2**70, "text": "é\n", 5: None}
+    record = record_of(MappingProxyType(row), index=3, source="rows")
+    columns = {"id": "a", "ids": [1, 2], "big": 2**70, "text": "é\n", "5": None}
+    assert record == Record(3, 4, "rows", "a", columns, None)
+
+
+def test_a_mapping_under_the_rules_of_lines_can_be_an_error():
+    rows = [{"text": "\ud800"}, {"id": 1.5}, {"a": b"bytes"}, ["a"], 7, endless_row()]
+    records = [record_of(row, index=index, source="rows") for index, row in enumerate(rows)]
+    assert error_codes(records) == ["lone_surrogate", "invalid_id", *["not_json"] * 4]
+    assert error_of(records[2]).message.startswith("rows:3: the row has no JSON form")
+
+
+def endless_row() -> dict:
+    row: dict = {}
+    row["self"] = row
+    return row
 
 
 def test_an_input_file_is_opened_for_bytes(tmp_path):

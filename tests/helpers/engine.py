@@ -1,0 +1,102 @@
+"""Factories for scheduler and cache, and the loop that drives them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from cbgen.engine.cache.kv_cache import KVCache
+from cbgen.engine.core import Engine
+from cbgen.engine.request import GenerationOutput, Request
+from cbgen.engine.sampling.params import SamplingParams
+from cbgen.engine.scheduler.base import SchedulerLimits
+from cbgen.engine.scheduler.fifo import FifoScheduler
+from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
+
+VOCAB_SIZE = 128
+
+
+def make_cache(num_blocks: int = 8, page_size: int = 4) -> KVCache:
+    """Return an empty cache."""
+    return KVCache(num_blocks, page_size)
+
+
+def make_limits(**changes) -> SchedulerLimits:
+    """Return limits that bind little; `changes` are fields of SchedulerLimits."""
+    defaults = {
+        "max_batch_tokens": 16,
+        "max_requests": 8,
+        "max_context": 64,
+        "vocab_size": VOCAB_SIZE,
+        "safety_margin": 0.0,
+    }
+    return SchedulerLimits(**(defaults | changes))
+
+
+def make_scheduler(*, num_blocks: int = 32, page_size: int = 4, **limits) -> FifoScheduler:
+    """Return a fifo scheduler over a new cache."""
+    return FifoScheduler(make_cache(num_blocks, page_size), make_limits(**limits))
+
+
+def make_request(request_id: str = "a", prompt: int | Sequence[int] = 4, **params) -> Request:
+    """Return a request; `prompt` is token ids or their number, `params` fields of SamplingParams."""
+    ids = [1 + i % (VOCAB_SIZE - 1) for i in range(prompt)] if isinstance(prompt, int) else prompt
+    return Request(request_id, ids, SamplingParams(**params))
+
+
+def scheduled_ids(batch: ScheduledBatch) -> list[str]:
+    """Return the ids of the requests of a step, in its order."""
+    return [item.request_id for item in batch.requests]
+
+
+def token_counts(batch: ScheduledBatch) -> dict[str, int]:
+    """Return how many tokens of each request run in a step."""
+    return {item.request_id: item.num_tokens for item in batch.requests}
+
+
+def answer(
+    batch: ScheduledBatch, token: Callable[[ScheduledRequest], int] = lambda item: 7
+) -> StepResult:
+    """Return the result of a step in which `token` was sampled wherever a token was wanted."""
+    wanted = [item for item in batch.requests if item.num_samples]
+    return StepResult(tuple(SampledTokens((token(item),), (-0.5,)) for item in wanted))
+
+
+def take_step(
+    scheduler: FifoScheduler, token: Callable[[ScheduledRequest], int] = lambda item: 7
+) -> ScheduledBatch:
+    """Schedule and answer one step, checking the bookkeeping before and after the answer."""
+    batch = scheduler.schedule()
+    scheduler.check()
+    scheduler.update(batch, answer(batch, token))
+    scheduler.check()
+    return batch
+
+
+def run_scheduler(
+    scheduler: FifoScheduler,
+    requests: Iterable[Request] = (),
+    token: Callable[[ScheduledRequest], int] = lambda item: 7,
+) -> list[Request]:
+    """Add requests, step until all have ended, and return them in the order in which they ended."""
+    for request in requests:
+        scheduler.add(request)
+    ended = scheduler.take_finished()
+    while scheduler.has_unfinished():
+        take_step(scheduler, token)
+        ended += scheduler.take_finished()
+    return ended
+
+
+def run_engine(engine: Engine, requests: Iterable[Request]) -> dict[str, GenerationOutput]:
+    """Add requests, step until all have ended, and return their outputs by id."""
+    for request in requests:
+        engine.add(request)
+    outputs = engine.step()
+    while engine.has_unfinished():
+        outputs += engine.step()
+    return {output.request_id: output for output in outputs}
+
+
+def tokens_of(outputs: dict[str, GenerationOutput]) -> dict[str, list[int]]:
+    """Return the generated tokens by id."""
+    return {request_id: output.generated_tokens for request_id, output in outputs.items()}

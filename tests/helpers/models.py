@@ -1,0 +1,151 @@
+"""Tiny random models, what `model.generate` answers with them, and engines on them.
+
+Weights are large enough that greedy text varies. The models are shared by all tests: attach them and
+give them back, change nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+
+from cbgen.engine.build import BuiltEngine, attached_engine
+from cbgen.engine.config import ContinuousBatchingConfig
+
+VOCAB_SIZE = 128
+CONTEXT = 256
+WINDOW = 8
+
+_NO_SPECIAL_TOKENS = {"eos_token_id": None, "bos_token_id": None}
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    **_NO_SPECIAL_TOKENS,
+}
+_ONE_SLIDING_LAYER = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", _SIZES),
+    "qwen3": ("Qwen3", _SIZES | {"head_dim": 16}),
+    "gpt2": (
+        "GPT2",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": CONTEXT,
+            **_NO_SPECIAL_TOKENS,
+        },
+    ),
+    "gemma": ("Gemma", _SIZES | {"head_dim": 16}),
+    "gemma2": (
+        "Gemma2",
+        _SIZES | _ONE_SLIDING_LAYER | {"head_dim": 16, "query_pre_attn_scalar": 16},
+    ),
+    "gemma3": (
+        "Gemma3",
+        _SIZES | _ONE_SLIDING_LAYER | {"head_dim": 16, "query_pre_attn_scalar": 16},
+    ),
+    "mistral": ("Mistral", _SIZES | {"sliding_window": WINDOW}),
+    "gpt_oss": (
+        "GptOss",
+        _SIZES
+        | _ONE_SLIDING_LAYER
+        | {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    ),
+}
+_CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
+_MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
+
+PLAIN_MODELS = ("llama", "qwen3", "gpt2", "gemma", "mistral", "gemma3")
+"""Models that every backend can run."""
+EAGER_MODELS = ("gemma2", "gpt_oss")
+"""Models with softcap or sinks."""
+
+
+def tiny_config(name: str, **changes: Any) -> PretrainedConfig:
+    """Return the config of a tiny model; `changes` are its fields."""
+    family, values = _CONFIGS[name]
+    config_class = getattr(transformers, _CONFIG_CLASSES.get(family, f"{family}Config"))
+    config: PretrainedConfig = config_class(**(values | changes))
+    return config
+
+
+def random_model(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
+    """Return a model with random weights, the same ones on every call."""
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    try:
+        model = model_class(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.3)
+    finally:
+        torch.set_rng_state(state)
+    return model
+
+
+@cache
+def tiny_model(name: str) -> PreTrainedModel:
+    """Return the shared tiny model of that name."""
+    family = _CONFIGS[name][0]
+    model_class = getattr(transformers, _MODEL_CLASSES.get(family, f"{family}ForCausalLM"))
+    return random_model(model_class, tiny_config(name))
+
+
+def greedy_reference(
+    model: PreTrainedModel, prompt: Sequence[int], num_tokens: int, **options: Any
+) -> list[int]:
+    """Return what `model.generate` answers to one prompt."""
+    generated = model.generate(
+        torch.tensor([list(prompt)], device=model.device),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=model.device),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=0,
+        **options,
+    )
+    answer: list[int] = generated[0, len(prompt) :].tolist()
+    return answer
+
+
+@cache
+def tiny_reference(name: str, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    """Return the greedy answer of a tiny model, computed once."""
+    return greedy_reference(tiny_model(name), prompt, num_tokens)
+
+
+def full_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
+    """Return the logits of a plain forward pass: [len(token_ids), vocab] float64."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([list(token_ids)]), use_cache=False).logits
+    return logits[0].double()
+
+
+@contextmanager
+def make_engine(
+    model: PreTrainedModel | str, attention: str = "auto", **config: Any
+) -> Iterator[BuiltEngine]:
+    """Attach an engine to a model or to the tiny model of that name."""
+    if isinstance(model, str):
+        model = tiny_model(model)
+    with attached_engine(model, ContinuousBatchingConfig(**config), attention) as built:
+        yield built

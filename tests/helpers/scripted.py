@@ -1,0 +1,80 @@
+"""A model whose logits are chosen by the test, in an engine without attention layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from cbgen.engine.build import build_engine
+from cbgen.engine.core import Engine
+from cbgen.engine.model.facts import ModelFacts
+from cbgen.engine.plan import EnginePlan
+
+Script = Callable[[int, int], Mapping[int, float]]
+"""(token id, its position) -> the logits that differ from 0."""
+
+
+def successor(token_id: int, position: int) -> Mapping[int, float]:
+    """Make the next number the best token: 3 is followed by 4."""
+    return {token_id + 1: 10.0}
+
+
+class ScriptedModel:
+    """A forward function with the logits of a script; it counts its steps from 1.
+
+    `before_step` is called with the number of each step before it runs: it may wait, or raise.
+    """
+
+    def __init__(
+        self,
+        script: Script = successor,
+        *,
+        vocab_size: int = 32,
+        before_step: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self.script = script
+        self.vocab_size = vocab_size
+        self.before_step = before_step
+        self.num_steps = 0
+        self.tokens_per_step: list[int] = []
+
+    def __call__(
+        self, token_ids: torch.Tensor, position_ids: torch.Tensor, logit_indices: torch.Tensor
+    ) -> torch.Tensor:
+        self.num_steps += 1
+        self.before_step(self.num_steps)
+        self.tokens_per_step.append(token_ids.shape[1])
+        logits = torch.zeros(len(logit_indices), self.vocab_size)
+        for row, index in enumerate(logit_indices.tolist()):
+            chosen = self.script(int(token_ids[0, index]), int(position_ids[0, index]))
+            for token_id, value in chosen.items():
+                logits[row, token_id % self.vocab_size] = value
+        return logits
+
+
+def make_scripted_engine(model: ScriptedModel, **changes) -> Engine:
+    """Return an engine over a scripted model; `changes` are fields of EnginePlan."""
+    defaults = {
+        "attn_implementation": "sdpa",
+        "page_size": 4,
+        "num_blocks": 64,
+        "max_batch_tokens": 16,
+        "max_requests": 8,
+        "max_context": 64,
+        "safety_margin": 0.0,
+        "scheduler_type": "fifo",
+        "reasons": {},
+    }
+    facts = ModelFacts(
+        model_type="scripted",
+        layers=(),
+        vocab_size=model.vocab_size,
+        logits_size=model.vocab_size,
+        hidden_size=1,
+        max_context=None,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        weight_bytes=0,
+    )
+    return build_engine(model, EnginePlan(**(defaults | changes)), facts)
