@@ -42,6 +42,8 @@ class Rows:
         self._device = device
         self._known_ids: list[torch.Tensor] = [torch.empty(0, dtype=torch.long)] * num_rows
         self._last_token = torch.zeros(num_rows, dtype=torch.long, device=device)
+        # The blocks of a row while they lie side by side, else None.
+        self._runs: list[range | None] = [None] * num_rows
         # Entries that were never written are never read, so the memory is not filled.
         self._block_tables = torch.empty(num_rows, max_blocks, dtype=torch.long, device=device)
 
@@ -53,6 +55,8 @@ class Rows:
     def extend_block_tables(self, new_blocks: Sequence[NewBlocks]) -> None:
         """Append blocks to block tables."""
         for row, first, block_ids in new_blocks:
+            run = self._runs[row] if first else range(block_ids[0], block_ids[0])
+            self._runs[row] = _extended(run, block_ids)
             blocks = torch.tensor(block_ids, dtype=torch.long)
             self._block_tables[row, first : first + len(block_ids)] = blocks.to(self._device)
 
@@ -86,11 +90,22 @@ class Rows:
                 slot_mapping=blocks * self._page_size + positions % self._page_size,
                 page_size=self._page_size,
                 key_blocks=[
-                    table[: -(-length // self._page_size)]
-                    for table, length in zip(block_tables.unbind(0), key_lens, strict=True)
+                    self._key_blocks(item.row, table, length)
+                    for item, table, length in zip(
+                        requests, block_tables.unbind(0), key_lens, strict=True
+                    )
                 ],
             ),
         )
+
+    def _key_blocks(self, row: int, table: torch.Tensor, length: int) -> slice | torch.Tensor:
+        """Return the blocks of a row's first `length` tokens; a slice if they lie side by side.
+
+        A slice makes the gathered pages a view, where an index tensor makes them a copy.
+        """
+        count = -(-length // self._page_size)
+        run = self._runs[row]
+        return table[:count] if run is None else slice(run.start, run.start + count)
 
     def _to_device(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)
@@ -115,3 +130,11 @@ def _logit_indices(requests: Sequence[ScheduledRequest], query_starts: list[int]
         for item, end in zip(requests, ends, strict=True)
         for offset in range(item.num_logits)
     ]
+
+
+def _extended(run: range | None, block_ids: Sequence[int]) -> range | None:
+    """Return the run with blocks appended, None if they do not lie side by side."""
+    if run is None:
+        return None
+    stop = run.stop + len(block_ids)
+    return range(run.start, stop) if tuple(range(run.stop, stop)) == tuple(block_ids) else None

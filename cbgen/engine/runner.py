@@ -15,7 +15,12 @@ from cbgen.engine.attention.base import AttentionBackend, LayerAttention
 from cbgen.engine.attention.context import forward_context
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.batch import Rows
-from cbgen.engine.sampling.sampler import sample, token_logprobs
+from cbgen.engine.sampling.sampler import (
+    SamplingRows,
+    processed_logprobs,
+    sample,
+    token_logprobs,
+)
 from cbgen.engine.sampling.state import SamplingState
 from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
 from cbgen.engine.storage import KVStorage
@@ -89,10 +94,11 @@ class Runner:
     def _sample(self, logits: torch.Tensor, sampled: Sequence[ScheduledRequest]) -> StepResult:
         if not sampled:
             return StepResult()
-        token_ids, finite = sample(logits, self._sampling.gather(sampled))
+        parameters = self._sampling.gather(sampled)
+        token_ids, finite = sample(logits, parameters)
         rows = torch.tensor([item.row for item in sampled], device=token_ids.device)
         self._rows.store_sampled(rows, token_ids)
-        logprobs = self._logprobs(logits, token_ids, sampled)
+        logprobs = self._logprobs(logits, token_ids, parameters, sampled)
         return StepResult(
             tuple(
                 SampledTokens((token_id,), logprobs.get(place, ()))
@@ -105,11 +111,26 @@ class Runner:
         )
 
     def _logprobs(
-        self, logits: torch.Tensor, token_ids: torch.Tensor, sampled: Sequence[ScheduledRequest]
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        parameters: SamplingRows,
+        sampled: Sequence[ScheduledRequest],
     ) -> dict[int, tuple[float]]:
-        places = [i for i, item in enumerate(sampled) if self._sampling.wants_logprobs(item.row)]
-        if not places:
-            return {}
-        index = torch.tensor(places, device=logits.device)
-        values = token_logprobs(logits[index], token_ids[index]).tolist()
-        return {place: (value,) for place, value in zip(places, values, strict=True)}
+        """Return place -> log-probability of the requests that asked."""
+        found: dict[int, tuple[float]] = {}
+        modes = [self._sampling.logprobs(item.row) for item in sampled]
+        for mode in ("raw", "processed"):
+            places = [place for place, wanted in enumerate(modes) if wanted == mode]
+            if not places:
+                continue
+            host_index = torch.tensor(places)
+            index = host_index.to(logits.device)
+            if mode == "raw":
+                values = token_logprobs(logits[index], token_ids[index])
+            else:
+                values = processed_logprobs(
+                    logits[index], token_ids[index], parameters.select(host_index)
+                )
+            found.update((p, (v,)) for p, v in zip(places, values.tolist(), strict=True))
+        return found

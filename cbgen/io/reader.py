@@ -59,7 +59,12 @@ def open_input(path: str) -> BinaryIO:
     if path == "-":
         if sys.stdin is None:
             raise UsageError("-i -: stdin is closed; give a file or pipe rows in")
-        return sys.stdin.buffer
+        try:
+            # A stream of its own: at exit the interpreter waits for the lock of sys.stdin, and a
+            # thread that waits for a pipe would hold it.
+            return open(sys.stdin.fileno(), "rb", buffering=_BUFFER_BYTES, closefd=False)
+        except OSError:  # a stand-in for stdin, as test runners have
+            return sys.stdin.buffer
     if path.endswith(_PACKED_SUFFIXES):
         raise UsageError(
             f"{path}: packed input is not read yet; unpack it to JSONL first, "

@@ -56,7 +56,7 @@ class AnswerBuilder:
                 stop_reason=_stop_reason(output, generation),
                 prompt_tokens=len(output.prompt_ids),
                 completion_tokens=len(token_ids),
-                logprobs=self._logprobs(output) if generation.params.logprobs else None,
+                logprobs=self._logprobs(output) if generation.params.logprobs is not None else None,
                 token_ids=token_ids if self._token_ids else None,
                 prompt_token_ids=output.prompt_ids if self._token_ids else None,
             ),

@@ -122,6 +122,7 @@ class BatchJob:
         try:
             while num_given != num_rows:
                 items = self._results.take(timeout=_IDLE_SECONDS)
+                self._statistics.engine = self._engine.stats()
                 if not items:
                     on_idle()
                 for item in items:
@@ -181,7 +182,6 @@ class BatchJob:
 
     def _finish(self, item: GenerationOutput | PreparedRow) -> tuple[int, dict[str, Any]]:
         statistics = self._statistics
-        statistics.engine = self._engine.stats()
         row = item if isinstance(item, PreparedRow) else self._in_flight.pop(item.request_id)
         record = row.record
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from cbgen.engine.sampling.params import SamplingParams, derive_seed
 from cbgen.errors import RowError, UsageError
@@ -35,7 +35,7 @@ class GenerationSettings:
         recipe: checked fields of the recipe.
         eos_token_ids: the model's ends of sequence, used where no level sets `eos_token_id`.
         run_seed: seed of rows without one of their own.
-        logprobs: whether rows want log-probabilities.
+        logprobs: which log-probabilities rows want.
 
     Raises:
         UsageError: the model's own settings hold something that is not supported.
@@ -48,7 +48,7 @@ class GenerationSettings:
         recipe: Mapping[str, Any],
         eos_token_ids: frozenset[int],
         run_seed: int,
-        logprobs: bool,
+        logprobs: Literal["raw", "processed"] | None,
     ) -> None:
         self._recipe = recipe
         self._model = _check_model_fields(model, overridden=recipe)

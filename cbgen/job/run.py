@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO
 
@@ -12,26 +11,11 @@ from cbgen.io.encode import encode_row
 from cbgen.io.identity import IdIndex
 from cbgen.io.reader import Record, open_input, read_records
 from cbgen.io.writer import ClosedOutput, RowWriter, refuse_same_file
+from cbgen.job.options import JobOptions
 from cbgen.job.session import compile_template, open_session
 from cbgen.job.settings import Setting
 from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.schema import Recipe
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """What the command line adds to a recipe."""
-
-    input: str
-    """File, or `-` for stdin."""
-    output: str
-    """File, or `-` for stdout."""
-    overwrite: bool = False
-    """Replace an existing output."""
-    limit: int | None = None
-    """Rows to take from the input; None = all."""
-    strict: bool = False
-    """End with UsageError at the first row that carries an error."""
 
 
 def run_job(
@@ -71,6 +55,7 @@ def run_job(
                     message = row["error"]["message"]
                     raise UsageError(f"row {index}: {message} (--strict)")
                 writer.write(index, encode_row(row))
+                statistics.rows_written += 1
     except ClosedOutput:
         return False
     return True

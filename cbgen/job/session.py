@@ -73,7 +73,9 @@ def open_session(
             recipe=recipe.generation,
             eos_token_ids=loaded.eos_token_ids,
             run_seed=recipe.seed or 0,
-            logprobs=recipe.continuous_batching.return_logprobs,
+            logprobs=recipe.output.logprobs_mode
+            if recipe.continuous_batching.return_logprobs
+            else None,
         )
         results = Results()
         loop = EngineLoop(built.engine, results)

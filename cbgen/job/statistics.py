@@ -21,6 +21,8 @@ class JobStatistics:
     """Whether `rows_read` is the final count."""
     rows_answered: int = 0
     rows_failed: int = 0
+    rows_written: int = 0
+    """Rows that the output has taken."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)

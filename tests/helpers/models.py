@@ -38,6 +38,8 @@ _ONE_SLIDING_LAYER = {
     "sliding_window": WINDOW,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+# With tied embeddings the later Gemmas, random as they are, repeat the last token for ever.
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": False}
 
 _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _SIZES),
@@ -54,14 +56,8 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma": ("Gemma", _SIZES | {"head_dim": 16}),
-    "gemma2": (
-        "Gemma2",
-        _SIZES | _ONE_SLIDING_LAYER | {"head_dim": 16, "query_pre_attn_scalar": 16},
-    ),
-    "gemma3": (
-        "Gemma3",
-        _SIZES | _ONE_SLIDING_LAYER | {"head_dim": 16, "query_pre_attn_scalar": 16},
-    ),
+    "gemma2": ("Gemma2", _SIZES | _ONE_SLIDING_LAYER | _GEMMA),
+    "gemma3": ("Gemma3", _SIZES | _ONE_SLIDING_LAYER | _GEMMA),
     "mistral": ("Mistral", _SIZES | {"sliding_window": WINDOW}),
     "gpt_oss": (
         "GptOss",

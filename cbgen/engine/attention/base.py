@@ -71,6 +71,6 @@ class AttentionBackend(Protocol):
         """
 
 
-def gather_pages(pages: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
-    """Copy one request's keys or values out of its pages: [length, num_kv_heads, dim]."""
-    return pages.index_select(0, blocks).flatten(0, 1)[:length]
+def gather_pages(pages: torch.Tensor, blocks: slice | torch.Tensor, length: int) -> torch.Tensor:
+    """Return one request's keys or values out of its pages: [length, num_kv_heads, dim]."""
+    return pages[blocks].flatten(0, 1)[:length]

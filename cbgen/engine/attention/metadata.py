@@ -23,8 +23,9 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor
     """[T] int64, on the device: place of each new token in the flat cache."""
     page_size: int
-    key_blocks: list[torch.Tensor] = field(default_factory=list)
-    """[n] int64 tensors: the blocks of each request, cut to its length."""
+    key_blocks: list[slice | torch.Tensor] = field(default_factory=list)
+    """[n] the blocks of each request, cut to its length: int64 on the device, or a slice where they
+    lie side by side."""
     masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
     """(request, window) -> mask [query_len, key_len], shared by all layers of a step."""
 

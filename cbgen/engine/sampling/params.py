@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 MAX_SEED = 2**63 - 1
 
@@ -34,8 +35,8 @@ class SamplingParams:
     """Most tokens to generate; None = what the context leaves."""
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end the answer; the token itself is part of it."""
-    logprobs: bool = False
-    """Give the log-probability of each generated token."""
+    logprobs: Literal["raw", "processed"] | None = None
+    """Give the log-probability of each generated token: the model's, or after the filters."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -50,6 +51,8 @@ class SamplingParams:
             raise ValueError(f"min_p must be between 0 (off) and 1, got {self.min_p}")
         if not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed must be between 0 and {MAX_SEED}, got {self.seed}")
+        if self.logprobs not in (None, "raw", "processed"):
+            raise ValueError(f"logprobs must be None, 'raw' or 'processed', got {self.logprobs!r}")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
 

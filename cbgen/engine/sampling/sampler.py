@@ -68,23 +68,30 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torc
 
 
 def _sample_noisy(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    device = logits.device
-    # A minimal temperature of 1e-5 keeps the quotient finite; below, the best token wins anyway.
-    temperature = rows.temperature.clamp(min=1e-5).to(device)
-    scores = logits.float() / temperature[:, None]
-    best = scores.amax(dim=-1)
-    threshold = best - (MAX_NOISE - MIN_NOISE)
-    if bool((rows.min_p > 0).any()):
-        smallest = best.double() + torch.log(rows.min_p.to(device))  # log(0) is -inf: off
-        threshold = torch.maximum(threshold, smallest.float())
-    if bool(((rows.top_k > 0) | (rows.top_p < 1)).any()):
-        threshold = torch.maximum(threshold, _sorted_threshold(scores, rows))
+    scores, threshold = _filtered(logits, rows)
+    threshold = torch.maximum(threshold, scores.amax(dim=-1) - (MAX_NOISE - MIN_NOISE))
     row_index, token_index = torch.nonzero(scores >= threshold[:, None], as_tuple=True)
+    device = logits.device
     keys = row_keys(rows.seed.to(device), rows.positions.to(device))
     noisy = torch.full(scores.shape, float("-inf"), dtype=torch.float64, device=device)
     noise = gumbel_noise(keys[row_index], token_index)
     noisy[row_index, token_index] = scores[row_index, token_index].double() + noise
     return noisy.argmax(dim=-1)
+
+
+def _filtered(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scores [rows, vocab] float32 and the smallest score that each row's filters keep."""
+    device = logits.device
+    # A minimal temperature of 1e-5 keeps the quotient finite; below, the best token wins anyway.
+    temperature = rows.temperature.clamp(min=1e-5).to(device)
+    scores = logits.float() / temperature[:, None]
+    threshold = torch.full_like(temperature, float("-inf"))
+    if bool((rows.min_p > 0).any()):
+        least = scores.amax(dim=-1).double() + torch.log(rows.min_p.to(device))  # log(0) is -inf
+        threshold = torch.maximum(threshold, least.float())
+    if bool(((rows.top_k > 0) | (rows.top_p < 1)).any()):
+        threshold = torch.maximum(threshold, _sorted_threshold(scores, rows))
+    return scores, threshold
 
 
 def _sorted_threshold(scores: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
@@ -121,9 +128,31 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tenso
     """
     chunk_rows = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
     parts = [
-        chosen_logits.float().log_softmax(dim=-1).gather(1, chosen[:, None])[:, 0]
+        _chosen(chosen_logits.float(), chosen)
         for chosen_logits, chosen in zip(
             torch.split(logits, chunk_rows), torch.split(token_ids, chunk_rows), strict=True
         )
     ]
     return torch.cat(parts)
+
+
+def processed_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, rows: SamplingRows
+) -> torch.Tensor:
+    """Return log-probabilities under what temperature and filters made of the logits.
+
+    Greedy rows have neither, so theirs are those of `token_logprobs`. Arguments as there, and the
+    rows' parameters; float32 [rows].
+    """
+    values = token_logprobs(logits, token_ids)
+    noisy = torch.nonzero(rows.temperature > 0).flatten()
+    for index in torch.split(noisy, max(1, _CHUNK_ELEMENTS // logits.shape[-1])):
+        places = index.to(logits.device)
+        scores, threshold = _filtered(logits[places], rows.select(index))
+        scores = scores.masked_fill(scores < threshold[:, None], float("-inf"))
+        values[places] = _chosen(scores, token_ids[places])
+    return values
+
+
+def _chosen(scores: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    return scores.log_softmax(dim=-1).gather(1, token_ids[:, None])[:, 0]

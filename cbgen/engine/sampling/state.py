@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -19,7 +20,7 @@ class SamplingState:
         self._top_p = torch.ones(num_rows, dtype=torch.float64)
         self._min_p = torch.zeros(num_rows, dtype=torch.float64)
         self._seed = torch.zeros(num_rows, dtype=torch.long)
-        self._logprobs = [False] * num_rows
+        self._logprobs: list[Literal["raw", "processed"] | None] = [None] * num_rows
 
     def admit(self, admitted: Sequence[AdmittedRow]) -> None:
         """Take the parameters of newly admitted requests."""
@@ -43,6 +44,6 @@ class SamplingState:
             positions=torch.tensor([item.start + item.num_tokens for item in sampled]),
         )
 
-    def wants_logprobs(self, row: int) -> bool:
-        """Whether the request of a row asked for log-probabilities."""
+    def logprobs(self, row: int) -> Literal["raw", "processed"] | None:
+        """Return which log-probabilities the request of a row asked for."""
         return self._logprobs[row]

@@ -240,7 +240,7 @@ class FifoScheduler:
         request.status = RequestStatus.DECODING
         for position, token_id in enumerate(sampled.token_ids):
             request.generated_tokens.append(token_id)
-            if request.params.logprobs:
+            if request.params.logprobs is not None:
                 request.logprobs.append(sampled.logprobs[position])
             if token_id in request.params.stop_token_ids:
                 self._end(request, RequestStatus.FINISHED, FinishReason.STOP)

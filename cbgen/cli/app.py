@@ -1,0 +1,106 @@
+"""The command line: which commands there are, and how each way to end becomes an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from cbgen import __version__
+from cbgen.cli.exits import ExitCode, exit_code_of
+from cbgen.cli.init import init_command
+from cbgen.cli.logs import is_debug, logs_on_screen
+from cbgen.cli.run import run_command
+from cbgen.cli.schema import schema_command
+from cbgen.cli.screen import Screen
+from cbgen.cli.signals import Terminated
+from cbgen.cli.streams import discard, fill_closed_descriptors
+from cbgen.errors import CbgenError, UsageError
+
+app = typer.Typer(name="cbgen", add_completion=False)
+app.command("run")(run_command)
+app.command("init")(init_command)
+app.command("schema")(schema_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cbgen {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def cbgen_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """A JSONL file of prompts in, a JSONL file of answers out.
+
+    Example: cbgen run recipe.yaml -i prompts.jsonl -o answers.jsonl
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and end it."""
+    fill_closed_descriptors()
+    code = run_cli(sys.argv[1:])
+    if threading.active_count() > 1:
+        # A thread is still in a model's step or waits for rows of a pipe that nobody closes.
+        # Python's own way out would wait for the locks that it holds.
+        os._exit(code)
+    sys.exit(code)
+
+
+def run_cli(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Returns:
+        The exit code; what is wrong has been said on stderr.
+    """
+    screen = Screen()
+    try:
+        with logs_on_screen(screen):
+            code = app(list(arguments), prog_name="cbgen", standalone_mode=False, obj=screen)
+        sys.stdout.flush()
+    except BaseException as error:  # noqa: BLE001  the process's own boundary: all become a code
+        return _end(screen, error)
+    return int(code or ExitCode.OK)
+
+
+def _end(screen: Screen, error: BaseException) -> ExitCode:
+    """Say what ended the command and return its exit code."""
+    if isinstance(error, SystemExit) and error.__context__ is not None:
+        error = error.__context__  # Typer turns a closed stdout into this, in every mode
+    if isinstance(error, BrokenPipeError):
+        discard(1)
+        return ExitCode.OK
+    if isinstance(error, typer.TyperException):
+        screen.error(f"{error.format_message()} (cbgen --help)")
+        return ExitCode.USAGE
+    if isinstance(error, UsageError):
+        screen.error(str(error))
+    elif not isinstance(error, KeyboardInterrupt | Terminated):
+        _tell_failure(screen, error)
+    return exit_code_of(error)
+
+
+def _tell_failure(screen: Screen, error: BaseException) -> None:
+    expected = isinstance(error, CbgenError)
+    if is_debug() or not expected:
+        screen.raw("".join(traceback.format_exception(error)))
+    message = str(error) if expected else f"unexpected {type(error).__name__}: {error}"
+    cause = error.__cause__
+    while cause is not None:
+        if str(cause) not in message:
+            message += f"; caused by {type(cause).__name__}: {cause}"
+        cause = cause.__cause__
+    screen.error(message)
+    if expected and not is_debug():
+        screen.line("CBGEN_LOG=debug shows the traceback", style="dim")

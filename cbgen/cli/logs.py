@@ -1,0 +1,90 @@
+"""Log records and Python warnings as single lines on the screen, libraries' included.
+
+CBGEN_LOG=debug or info shows more of cbgen's own; libraries show warnings alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from cbgen.cli.screen import Screen, one_line
+from cbgen.errors import UsageError
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+class ScreenHandler(logging.Handler):
+    """Writes each record as `level: message`."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError):  # arguments that do not fit the text
+            message = str(record.msg)
+        style = "yellow" if record.levelno >= logging.WARNING else "dim"
+        self._screen.line(one_line(f"{record.levelname.lower()}: {message}"), style)
+        if record.exc_info and is_debug() and not self._screen.quiet:
+            self._screen.raw("".join(traceback.format_exception(*record.exc_info)))
+
+
+def is_debug() -> bool:
+    """Whether tracebacks are wanted."""
+    return os.environ.get("CBGEN_LOG", "").lower() == "debug"
+
+
+@contextmanager
+def logs_on_screen(screen: Screen) -> Iterator[None]:
+    """Send log records and warnings to the screen.
+
+    Raises:
+        UsageError: CBGEN_LOG is no level.
+    """
+    level = os.environ.get("CBGEN_LOG", "").lower() or "warning"
+    if level not in _LEVELS:
+        raise UsageError(f"CBGEN_LOG is {level!r}; expected one of {', '.join(_LEVELS)}")
+    root, own = logging.getLogger(), logging.getLogger("cbgen")
+    handler = ScreenHandler(screen)
+    show_warning, own_level = warnings.showwarning, own.level
+    root.addHandler(handler)
+    own.setLevel(level.upper())
+    warnings.showwarning = _show_warning
+    try:
+        yield
+    finally:
+        warnings.showwarning = show_warning
+        own.setLevel(own_level)
+        root.removeHandler(handler)
+
+
+def take_over_library_logs() -> None:
+    """Let records of libraries that write to stderr themselves go to the screen instead."""
+    for logger in logging.root.manager.loggerDict.values():
+        if not isinstance(logger, logging.Logger):
+            continue
+        for handler in list(logger.handlers):
+            if type(handler) is logging.StreamHandler and handler.stream in (None, sys.stderr):
+                logger.removeHandler(handler)
+                logger.propagate = True
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    logging.getLogger("py.warnings").warning("%s: %s", category.__name__, message)

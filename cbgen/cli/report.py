@@ -1,0 +1,146 @@
+"""What a run says before and after: its settings, its summary, where its rows are.
+
+Makes lines; writes none.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cbgen.cli.wording import count, percent, rate, seconds
+from cbgen.io.output_file import journal_path
+from cbgen.job.statistics import JobStatistics
+from cbgen.recipe.values import show_yaml
+
+if TYPE_CHECKING:
+    from cbgen.job.settings import Setting  # its module loads torch
+
+_ORIGIN_COLUMN = 40
+_LONGEST_VALUE = 60
+_MANY_CUT = 0.1
+"""Share of answers that end at their length limit from which on a hint is due."""
+
+
+def settings_lines(settings: Sequence[Setting]) -> list[str]:
+    """Return the effective settings as a recipe would have them, each with its origin."""
+    lines = []
+    section = ""
+    for setting in settings:
+        prefix, _, key = setting.name.rpartition(".")
+        if prefix != section:
+            section = prefix
+            if section:
+                lines.append(f"{section}:")
+        indent = "  " if section else ""
+        value = show_yaml(setting.value)
+        if len(value) > _LONGEST_VALUE:
+            value = value[: _LONGEST_VALUE - 3] + "..."
+        lines.append(f"{f'{indent}{key}: {value}':{_ORIGIN_COLUMN}}  # {setting.origin}")
+    return lines
+
+
+def summary_lines(statistics: JobStatistics, output: str) -> list[str]:
+    """Return the summary of a finished run.
+
+    Args:
+        statistics: of the run.
+        output: path of the output, or `-`.
+    """
+    items = [
+        ("rows", _rows(statistics)),
+        ("tokens", _tokens(statistics)),
+        ("time", _time(statistics)),
+        ("ended by", _finish_reasons(statistics)),
+        ("", _length_hint(statistics)),
+        ("errors", _counted(statistics.errors)),
+        ("", _failed_rows_hint(statistics, output)),
+        ("preempted", _preemptions(statistics)),
+        ("output", "stdout" if output == "-" else output),
+    ]
+    return [f"{label:<10} {text}" for label, text in items if text]
+
+
+def written_rows(statistics: JobStatistics, output: str) -> str:
+    """Return where the rows of a run are that ended early."""
+    done = statistics.rows_written
+    if done == 0:
+        return "no row was written"
+    verb = "is" if done == 1 else "are"
+    if output == "-":
+        return f"{count(done, 'rows')} {verb} on stdout"
+    places = [path for path in (output, journal_path(output)) if os.path.exists(path)]
+    return f"{count(done, 'rows')} {verb} in {' and '.join(places)}"
+
+
+def _rows(statistics: JobStatistics) -> str:
+    text = f"{count(statistics.rows_read)} read, {count(statistics.rows_answered)} answered"
+    return f"{text}, {count(statistics.rows_failed)} failed"
+
+
+def _tokens(statistics: JobStatistics) -> str:
+    return (
+        f"{count(statistics.prompt_tokens)} prompt, "
+        f"{count(statistics.completion_tokens)} completion"
+    )
+
+
+def _time(statistics: JobStatistics) -> str:
+    load, run = statistics.load_seconds, statistics.run_seconds
+    text = f"{seconds(load)} load, {seconds(run)} run"
+    if run <= 0:
+        return text
+    return (
+        f"{text}: {rate(statistics.rows_done / run)} rows/s, "
+        f"{rate(statistics.prompt_tokens / run)} prompt and "
+        f"{rate(statistics.completion_tokens / run)} completion tokens/s"
+    )
+
+
+def _finish_reasons(statistics: JobStatistics) -> str:
+    answered = statistics.rows_answered
+    if not answered:
+        return ""
+    return ", ".join(
+        f"{reason} {count(number)} ({percent(number / answered)})"
+        for reason, number in statistics.finish_reasons.most_common()
+        if reason != "error"
+    )
+
+
+def _length_hint(statistics: JobStatistics) -> str:
+    cut = statistics.finish_reasons["length"]
+    if cut <= _MANY_CUT * statistics.rows_answered:
+        return ""
+    return "many answers are cut off by length: raise generation_config.max_new_tokens"
+
+
+def _failed_rows_hint(statistics: JobStatistics, output: str) -> str:
+    if not statistics.rows_failed:
+        return ""
+    if output == "-":
+        return "a failed row has an object as its last field, error"
+    # `error` is the last field of every row, and rows are written without spaces.
+    return f"""to see them: grep -v '"error":null}}$' {shlex.quote(output)}"""
+
+
+def _preemptions(statistics: JobStatistics) -> str:
+    engine = statistics.engine
+    if not engine.num_preemptions:
+        return ""
+    return (
+        f"{count(engine.num_preemptions, 'times')}, "
+        f"{count(engine.num_recomputed_tokens, 'tokens')} computed again"
+    )
+
+
+def _counted(numbers: dict[str, int]) -> str:
+    return ", ".join(
+        f"{name} {count(number)}" for name, number in sorted(numbers.items(), key=_by_number)
+    )
+
+
+def _by_number(item: tuple[str, int]) -> tuple[int, str]:
+    return -item[1], item[0]

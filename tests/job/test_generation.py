@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import pytest
+
+from cbgen.engine.sampling.params import derive_seed
+from cbgen.errors import RowError, UsageError
+from cbgen.job.generation import GenerationSettings
+
+
+def settings(*, model=None, recipe=None, eos=(2,), run_seed=0, logprobs=None):
+    return GenerationSettings(
+        model=model or {},
+        recipe=recipe or {},
+        eos_token_ids=frozenset(eos),
+        run_seed=run_seed,
+        logprobs=logprobs,
+    )
+
+
+def params(row=None, **levels):
+    return settings(**levels).for_row("r", row).params
+
+
+def test_nothing_given_is_greedy_and_off():
+    assert params().is_greedy
+    resolved = params()
+    assert (resolved.top_k, resolved.top_p, resolved.min_p) == (0, 1.0, 0.0)
+    assert resolved.max_new_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "row", "temperature"),
+    [
+        ({"temperature": 0.6}, {}, None, 0.6),
+        ({"do_sample": True, "temperature": 0.6}, {}, None, 0.6),
+        ({"do_sample": True}, {}, None, 1.0),
+        ({"do_sample": False, "temperature": 0.6}, {}, None, 0.0),
+        ({"do_sample": True, "temperature": 0.6}, {"do_sample": False}, None, 0.0),
+        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.0}, None, 0.0),
+        ({"do_sample": False}, {"temperature": 0.7}, None, 0.7),
+        ({"temperature": 0.6}, {"do_sample": True}, None, 0.6),
+        ({}, {"do_sample": True, "temperature": 0.7}, {"temperature": 0}, 0.0),
+        ({}, {"do_sample": False}, {"temperature": 0.7}, 0.7),
+        ({}, {"temperature": 0.7}, {"do_sample": False}, 0.0),
+        ({}, {"temperature": 0.7}, {"top_k": 5}, 0.7),
+        ({}, {"do_sample": True}, {"temperature": 2}, 2.0),
+        ({}, {"do_sample": True, "temperature": 0.0}, None, 0.0),
+    ],
+)
+def test_the_most_specific_opinion_on_sampling_decides(model, recipe, row, temperature):
+    assert params(row, model=model, recipe=recipe).temperature == temperature
+
+
+def test_fields_are_merged_one_by_one():
+    resolved = params(
+        {"top_p": 0.5},
+        model={"top_k": 20, "top_p": 0.8, "min_p": 0.1, "temperature": 0.6},
+        recipe={"top_k": 7},
+    )
+    assert (resolved.top_k, resolved.top_p, resolved.min_p) == (7, 0.5, 0.1)
+
+
+def test_null_in_a_row_leaves_the_recipe_value():
+    assert params({"top_k": None}, recipe={"top_k": 7}).top_k == 7
+
+
+def test_ends_of_sequence_come_from_the_model_unless_set():
+    assert params().stop_token_ids == {2}
+    assert params(recipe={"eos_token_id": 5}).stop_token_ids == {5}
+    assert params({"eos_token_id": [6, 7]}, recipe={"eos_token_id": 5}).stop_token_ids == {6, 7}
+
+
+def test_stop_tokens_are_added_and_told_apart():
+    resolved = settings(recipe={"stop_token_ids": [9]}).for_row("r", None)
+    assert resolved.params.stop_token_ids == {2, 9}
+    assert resolved.eos_token_ids == {2}
+
+
+def test_ignore_eos_leaves_the_stop_tokens():
+    assert params(recipe={"ignore_eos": True, "stop_token_ids": [9]}).stop_token_ids == {9}
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "row", "new", "length"),
+    [
+        ({}, {"max_new_tokens": 5, "max_length": 9}, None, 5, None),
+        ({"max_new_tokens": 5}, {"max_length": 9}, None, None, 9),
+        ({"max_length": 50}, {"max_new_tokens": 5}, None, 5, None),
+        ({}, {"max_new_tokens": 5}, {"max_length": 9}, None, 9),
+        ({}, {"max_length": 9}, {"max_new_tokens": 5}, 5, None),
+    ],
+)
+def test_the_more_specific_bound_of_length_decides(model, recipe, row, new, length):
+    resolved = settings(model=model, recipe=recipe).for_row("r", row)
+    assert (resolved.params.max_new_tokens, resolved.max_length) == (new, length)
+
+
+def test_a_row_without_seed_draws_from_run_seed_and_id():
+    assert params(run_seed=3).seed == derive_seed(3, "r")
+    assert params(run_seed=3).seed != params(run_seed=4).seed
+
+
+def test_a_rows_own_seed_stands_in_place_of_run_seed_and_id():
+    one = settings(run_seed=1).for_row("a", {"seed": 42}).params.seed
+    other = settings(run_seed=2).for_row("b", {"seed": 42}).params.seed
+    assert one == other == 42
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_q": 1}, "top_q"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"do_sample": False, "temperature": 0.5}, "do_sample"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_a_wrong_row_field_is_the_rows_error(row, message):
+    with pytest.raises(RowError, match=message) as caught:
+        settings().for_row("r", row)
+    assert caught.value.code == "invalid_generation_config"
+
+
+def test_an_unsupported_field_of_the_model_is_refused_with_the_remedy():
+    with pytest.raises(UsageError, match=r"repetition_penalty.*generation_defaults: none"):
+        settings(model={"repetition_penalty": 1.05})
+
+
+def test_a_recipe_overrides_an_unsupported_field_of_the_model():
+    resolved = settings(
+        model={"repetition_penalty": 1.05}, recipe={"repetition_penalty": 1.0}
+    ).for_row("r", None)
+    assert resolved.params.is_greedy
+
+
+def test_effective_settings_name_their_origin():
+    shown = settings(
+        model={"top_p": 0.8}, recipe={"temperature": 0.7, "max_new_tokens": 9}
+    ).effective()
+    assert shown["do_sample"] == (True, "recipe")
+    assert shown["temperature"] == (0.7, "recipe")
+    assert shown["top_p"] == (0.8, "model")
+    assert shown["top_k"] == (0, "default")
+    assert shown["max_new_tokens"] == (9, "recipe")
+    assert shown["eos_token_id"] == ([2], "model")
+
+
+def test_logprobs_follow_the_recipe():
+    assert params(logprobs="raw").logprobs == "raw"
