@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.tiny_checkpoint import save_tiny_checkpoint
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Folder of a tiny random model with a byte-level tokenizer and a chat template."""
+    return save_tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny")

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
+
+from cbgen.errors import RowError, UsageError
+from cbgen.io.prompts import Prompt
+from cbgen.job.rendering import Renderer
+from cbgen.recipe.schema import PromptConfig
+
+USER, ASSISTANT = "<|user|>", "<|assistant|>"
+
+
+@pytest.fixture
+def tokenizer(tiny_model):
+    """A tokenizer that puts BOS before a text, as Llama's does."""
+    loaded = AutoTokenizer.from_pretrained(tiny_model)
+    loaded.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", loaded.bos_token_id)]
+    )
+    return loaded
+
+
+def text_of(tokenizer, prompt, **config):
+    (ids,) = Renderer(tokenizer, PromptConfig(**config)).token_ids([prompt])
+    if isinstance(ids, RowError):
+        raise ids
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def plain(text):
+    return Prompt(kind="text", text=text)
+
+
+def chat(*messages, tools=None):
+    return Prompt(
+        kind="messages",
+        messages=[{"role": role, "content": content} for role, content in messages],
+        tools=tools,
+    )
+
+
+def test_a_plain_prompt_goes_through_the_chat_template_where_there_is_one(tokenizer):
+    assert text_of(tokenizer, plain("hi")) == f"{USER}hi</s>{ASSISTANT}"
+
+
+def test_a_plain_prompt_stays_plain_where_there_is_no_chat_template(tokenizer):
+    tokenizer.chat_template = None
+    assert text_of(tokenizer, plain("hi")) == "<s>hi"
+
+
+def test_chat_false_sends_the_text_alone(tokenizer):
+    assert text_of(tokenizer, plain("hi"), chat=False) == "<s>hi"
+
+
+def test_chat_true_without_a_template_is_refused(tokenizer):
+    tokenizer.chat_template = None
+    with pytest.raises(UsageError, match=r"prompt\.chat"):
+        Renderer(tokenizer, PromptConfig(chat=True))
+
+
+def test_a_rendered_chat_string_is_not_wrapped_again(tokenizer):
+    rendered = f"<s>{USER}hi</s>{ASSISTANT}"
+    assert text_of(tokenizer, plain(rendered)) == rendered
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"), [("auto", "<s>hi"), (True, "<s><s>hi"), (False, "<s>hi")]
+)
+def test_bos_is_never_doubled_unless_asked_for(tokenizer, setting, expected):
+    assert text_of(tokenizer, plain("<s>hi"), chat=False, add_special_tokens=setting) == expected
+
+
+def test_messages_are_tokenized_without_special_tokens_of_their_own(tokenizer):
+    assert text_of(tokenizer, chat(("user", "hi"))) == f"{USER}hi</s>{ASSISTANT}"
+
+
+def test_the_system_message_comes_first(tokenizer):
+    assert text_of(tokenizer, chat(("user", "hi")), system="be brief") == (
+        f"{USER}be brief</s>{USER}hi</s>{ASSISTANT}"
+    )
+    assert text_of(tokenizer, plain("hi"), system="be brief").startswith(f"{USER}be brief</s>")
+
+
+def test_a_last_assistant_message_is_continued(tokenizer):
+    continued = text_of(tokenizer, chat(("user", "hi"), ("assistant", "Well,")))
+    assert continued == f"{USER}hi</s>{USER}Well,"
+
+
+def test_template_variables_and_own_template(tokenizer):
+    template = "{{ tone }}: {{ messages[0].content }}"
+    config = {"chat_template": template, "chat_template_kwargs": {"tone": "kind"}}
+    assert text_of(tokenizer, plain("hi"), **config) == "kind: hi"
+
+
+def test_an_own_template_may_be_a_file(tokenizer, tmp_path):
+    file = tmp_path / "chat.jinja"
+    file.write_text("[{{ messages[0].content }}]")
+    assert text_of(tokenizer, plain("hi"), chat_template=str(file)) == "[hi]"
+
+
+def test_a_missing_template_file_is_refused(tokenizer):
+    with pytest.raises(UsageError, match=r"nowhere\.jinja"):
+        Renderer(tokenizer, PromptConfig(chat_template="nowhere.jinja"))
+
+
+def test_messages_that_the_template_refuses_fail_alone(tokenizer):
+    prompts = [chat(("user", "a")), chat(("wizard", "b")), chat(("user", "c"))]
+    first, refused, last = Renderer(tokenizer, PromptConfig()).token_ids(prompts)
+    assert isinstance(refused, RowError)
+    assert refused.code == "chat_template_failed"
+    assert "unknown role wizard" in refused.message
+    assert isinstance(first, list)
+    assert isinstance(last, list)
+
+
+def test_token_ids_pass_as_they_are(tokenizer):
+    prompt = Prompt(kind="token_ids", token_ids=[5, 6])
+    assert Renderer(tokenizer, PromptConfig()).token_ids([prompt]) == [[5, 6]]
+
+
+def test_a_group_keeps_its_order(tokenizer):
+    prompts = [
+        plain("one"),
+        Prompt(kind="token_ids", token_ids=[9]),
+        chat(("user", "two")),
+        plain("<s>three"),
+    ]
+    results = Renderer(tokenizer, PromptConfig(chat=False)).token_ids(prompts)
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in results]
+    assert texts[0] == "one"
+    assert results[1] == [9]
+    assert texts[2:] == ["two", "three"]
+
+
+def test_text_without_a_tokenizer_is_a_row_error():
+    (error,) = Renderer(None, PromptConfig()).token_ids([plain("hi")])
+    assert isinstance(error, RowError)
+    assert error.code == "no_tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("truncation", "expected"),
+    [("left", [3, 4, 5, 6, 7]), ("right", [0, 1, 2, 3, 4]), ("middle", [0, 1, 2, 6, 7])],
+)
+def test_truncation_keeps_the_other_side(tokenizer, truncation, expected):
+    renderer = Renderer(tokenizer, PromptConfig(truncation=truncation))
+    assert renderer.truncate(list(range(8)), 5) == expected
+    assert renderer.truncate(list(range(8)), 8) == list(range(8))
+    assert len(renderer.truncate(list(range(8)), 1)) == 1
+
+
+def test_a_long_prompt_is_an_error_unless_truncation_is_asked_for(tokenizer):
+    with pytest.raises(RowError, match="8 tokens, and at most 5"):
+        Renderer(tokenizer, PromptConfig()).truncate(list(range(8)), 5)

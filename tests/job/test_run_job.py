@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import cbgen
+from cbgen.errors import EngineError, UsageError
+from cbgen.job.run import JobOptions, run_job
+from cbgen.job.statistics import JobStatistics
+from cbgen.recipe.load import recipe_from_mapping
+
+
+@pytest.fixture
+def recipe(tiny_model):
+    return {
+        "model": {"path": str(tiny_model)},
+        "generation_config": {"max_new_tokens": 6},
+        "continuous_batching_config": {"page_size": 16, "max_batch_tokens": 64},
+    }
+
+
+@pytest.fixture
+def answer_file(recipe, tmp_path):
+    """Run a job on rows and return the output rows and the statistics."""
+
+    def answer(rows, *, changes=(), **options):
+        source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        statistics = JobStatistics()
+        run_job(
+            recipe_from_mapping(recipe, changes),
+            JobOptions(input=str(source), output=str(output), overwrite=True, **options),
+            statistics,
+        )
+        return [json.loads(line) for line in output.read_text().splitlines()], statistics
+
+    return answer
+
+
+ROWS = [{"id": f"r{number}", "prompt": "word " * number, "n": number} for number in range(1, 8)]
+
+
+def test_rows_come_in_the_order_of_the_input(answer_file):
+    rows, statistics = answer_file(ROWS)
+    assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
+    assert [row["index"] for row in rows] == list(range(len(ROWS)))
+    assert all(row["n"] == given["n"] for row, given in zip(rows, ROWS, strict=True))
+    assert statistics.rows_answered == len(ROWS)
+    assert statistics.completion_tokens == sum(r["usage"]["completion_tokens"] for r in rows)
+
+
+def test_order_completion_writes_the_same_rows(answer_file):
+    in_order, _ = answer_file(ROWS)
+    as_finished, _ = answer_file(ROWS, changes=["output.order=completion"])
+    assert sorted(as_finished, key=lambda row: row["index"]) == in_order
+
+
+def test_limit_takes_the_first_rows(answer_file):
+    rows, _ = answer_file(ROWS, limit=3)
+    assert [row["id"] for row in rows] == ["r1", "r2", "r3"]
+
+
+def test_strict_ends_at_a_bad_row(answer_file):
+    with pytest.raises(UsageError, match="strict"):
+        answer_file([*ROWS, {"nothing": 1}], strict=True)
+
+
+def test_a_row_with_its_own_settings(answer_file):
+    rows = [
+        {"prompt": "a", "generation_config": {"max_new_tokens": 2, "ignore_eos": True}},
+        {"prompt": "a"},
+    ]
+    short, other = answer_file(rows)[0]
+    assert short["usage"]["completion_tokens"] == 2
+    assert short["finish_reason"] == "length"
+    assert other["usage"]["completion_tokens"] > 2 or other["finish_reason"] == "stop"
+
+
+def test_max_length_counts_prompt_and_answer(answer_file):
+    rows, _ = answer_file(
+        [
+            {"prompt_token_ids": list(range(4, 14)), "generation_config": {"ignore_eos": True}},
+            {"prompt_token_ids": list(range(4, 34))},
+        ],
+        changes=["generation_config.max_new_tokens=null", "generation_config.max_length=16"],
+    )
+    assert rows[0]["usage"] == {"prompt_tokens": 10, "completion_tokens": 6}
+    assert rows[1]["error"]["code"] == "prompt_too_long"
+
+
+def test_without_a_bound_the_context_is_the_bound(answer_file):
+    rows, _ = answer_file(
+        [{"prompt_token_ids": [5] * 200, "generation_config": {"ignore_eos": True}}],
+        changes=["generation_config.max_new_tokens=null"],
+    )
+    assert rows[0]["usage"] == {"prompt_tokens": 200, "completion_tokens": 56}
+    assert rows[0]["finish_reason"] == "length"
+
+
+def test_stop_tokens_are_named_and_ends_of_sequence_are_not(answer_file):
+    (free,), _ = answer_file([{"prompt": "a"}], changes=["output.token_ids=true"])
+    token = free["token_ids"][2]
+    change = f"generation_config.stop_token_ids=[{token}]"
+    (stopped,), _ = answer_file([{"prompt": "a"}], changes=[change])
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["stop_reason"] == token
+    change = f"generation_config.eos_token_id={token}"
+    (ended,), _ = answer_file([{"prompt": "a"}], changes=[change])
+    assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None)
+
+
+def test_logprobs_are_as_many_as_tokens(answer_file):
+    changes = ["continuous_batching_config.return_logprobs=true", "output.token_ids=true"]
+    (row,), _ = answer_file([{"prompt": "a"}], changes=changes)
+    logprobs = row["logprobs"]
+    assert logprobs["token_ids"] == row["token_ids"]
+    assert len(logprobs["logprobs"]) == len(logprobs["tokens"]) == len(row["token_ids"])
+    assert all(value <= 0 for value in logprobs["logprobs"])
+
+
+def test_truncation_leaves_room_for_the_answer(answer_file):
+    rows, _ = answer_file(
+        [{"prompt_token_ids": [5] * 300, "generation_config": {"ignore_eos": True}}],
+        changes=["prompt.truncation=left"],
+    )
+    assert rows[0]["usage"] == {"prompt_tokens": 250, "completion_tokens": 6}
+
+
+def test_a_repeated_id_gets_a_suffix_where_asked(answer_file):
+    rows = [{"id": "a", "prompt": "x"}, {"id": "a", "prompt": "y"}]
+    answered, _ = answer_file(rows, changes=["output.on_duplicate_id=suffix"])
+    assert [row["id"] for row in answered] == ["a", "a-2"]
+
+
+def test_a_failing_engine_keeps_what_was_finished(answer_file, tmp_path, monkeypatch):
+    from cbgen.engine.runner import Runner
+
+    execute = Runner.execute
+
+    def fail_late(self, batch):
+        if batch.step > 12:
+            raise MemoryError("no memory for step 13")
+        return execute(self, batch)
+
+    monkeypatch.setattr(Runner, "execute", fail_late)
+    rows = [{"prompt": "a"}, *({"prompt": "b", "generation_config": {"max_new_tokens": 40}},) * 2]
+    with pytest.raises(EngineError, match="no memory for step 13"):
+        answer_file(rows, changes=["generation_config.ignore_eos=true"])
+    (kept,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert json.loads(kept)["index"] == 0
+
+
+def test_run_yields_what_the_file_would_hold(answer_file, recipe):
+    in_file, _ = answer_file(ROWS)
+    assert list(cbgen.run(recipe, ROWS)) == in_file
+    as_finished = list(cbgen.run(recipe, ROWS, order="completion"))
+    assert sorted(as_finished, key=lambda row: row["index"]) == in_file
+
+
+def test_run_takes_rows_lazily(recipe):
+    def rows():
+        yield {"prompt": "a"}
+        yield {"nothing": 1}
+
+    answered, failed = cbgen.run(recipe, rows())
+    assert answered["error"] is None
+    assert failed["error"]["code"] == "no_prompt"
+
+
+def test_a_run_that_is_dropped_ends_its_threads(recipe):
+    from tests.helpers.jobs import job_threads
+
+    rows = cbgen.run(recipe, ({"prompt": "a"} for _ in range(10_000)))
+    next(rows)
+    assert "cbgen-engine" in job_threads()
+    rows.close()
+    assert "cbgen-engine" not in job_threads()
+
+
+def test_a_model_that_is_not_there_is_named(recipe):
+    recipe["model"]["path"] = "/nowhere/model"
+    with pytest.raises(UsageError, match="/nowhere/model"):
+        list(cbgen.run(recipe, []))
