@@ -18,7 +18,7 @@ from cbgen.cli.logs import is_debug, logs_on_screen
 from cbgen.cli.run import run_command
 from cbgen.cli.schema import schema_command
 from cbgen.cli.screen import Screen
-from cbgen.cli.signals import Terminated
+from cbgen.cli.signals import Terminated, sigterm_raises
 from cbgen.cli.streams import discard, fill_closed_descriptors
 from cbgen.errors import CbgenError, UsageError
 
@@ -66,7 +66,7 @@ def run_cli(arguments: Sequence[str]) -> int:
     """
     screen = Screen()
     try:
-        with logs_on_screen(screen):
+        with sigterm_raises(), logs_on_screen(screen):
             code = app(list(arguments), prog_name="cbgen", standalone_mode=False, obj=screen)
         sys.stdout.flush()
     except BaseException as error:  # noqa: BLE001  the process's own boundary: all become a code

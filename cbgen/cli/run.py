@@ -15,7 +15,7 @@ from cbgen.cli.logs import take_over_library_logs
 from cbgen.cli.progress import ProgressMeter
 from cbgen.cli.report import settings_lines, summary_lines, written_rows
 from cbgen.cli.screen import Screen
-from cbgen.cli.signals import Terminated, sigterm_raises
+from cbgen.cli.signals import Terminated
 from cbgen.errors import CbgenError
 from cbgen.job.options import JobOptions
 from cbgen.job.statistics import JobStatistics
@@ -101,7 +101,7 @@ def _run(screen: Screen, recipe: Recipe, options: JobOptions) -> ExitCode:
         meter.count_rows(options.input)
     rows_on_terminal = typed or (options.output == "-" and os.isatty(1))
     try:
-        with sigterm_raises(), job_display(screen, meter, redraws=not rows_on_terminal):
+        with job_display(screen, meter, redraws=not rows_on_terminal):
             took_all = _run_job(screen, recipe, options, statistics)
     except (KeyboardInterrupt, Terminated) as stop:
         screen.line(f"interrupted: {written_rows(statistics, options.output)}")

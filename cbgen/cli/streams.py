@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
 from typing import TextIO
@@ -33,23 +32,19 @@ def discard(descriptor: int) -> None:
         os.close(devnull)
 
 
-class PatientStream(io.TextIOBase):
-    """A text stream that never fails: where nobody can read it, what is written is lost."""
+class PatientStream:
+    """What a console needs of a text stream; where nobody can read it, what is written is lost."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Encoding of the stream below."""
-        return self._stream.encoding or "utf-8"
+        self.encoding = stream.encoding
 
     def isatty(self) -> bool:
         """Whether this is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Return the descriptor of the stream below."""
+        """Return the descriptor."""
         return self._stream.fileno()
 
     def write(self, text: str) -> int:

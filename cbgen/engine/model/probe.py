@@ -1,8 +1,10 @@
-"""One tiny forward pass that shows whether a model obeys the hook, and what its layers look like.
+"""One tiny forward pass that shows whether a model can be served, and what its layers look like.
 
 Configs do not tell the truth about key heads and head sizes under every architecture; the tensors
-that arrive at the hook do. A model that ignores the hook would answer nonsense, so it is refused by
-name.
+that arrive at the hook do. A model that ignores the hook, or whose layers carry something from one
+packed sequence into the next (recurrent states, convolutions), would answer nonsense, so it is
+refused by name. The pass runs one short sequence twice, side by side: both copies must get the same
+logits.
 """
 
 from __future__ import annotations
@@ -17,8 +19,13 @@ from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.errors import UsageError
 
-_PROBE_TOKENS = 2
+_SEQUENCE = (1, 0, 1)
+_TOLERANCE = 1e-2
+"""Share of the largest logit by which the two copies may differ; rounding makes far less."""
 _UNSUPPORTED_LAYERS = ("chunked_attention", "linear_attention", "conv", "mamba", "recurrent")
+
+# What the code of a model raises when it gets no mask, or shapes that it did not expect.
+_FORWARD_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
 
 
 class _Recorder:
@@ -59,20 +66,30 @@ def probe_model(model: PreTrainedModel) -> ModelFacts:
     _refuse_layer_types(config, model_type)
     recorder = _Recorder()
     device = model.device
-    token_ids = torch.zeros(1, _PROBE_TOKENS, dtype=torch.long, device=device)
-    with attached(model), forward_context(recorder), torch.inference_mode():
-        logits = run_model(
-            model,
-            token_ids,
-            torch.arange(_PROBE_TOKENS, device=device)[None],
-            torch.tensor([_PROBE_TOKENS - 1], device=device),
-        )
+    length = len(_SEQUENCE)
+    token_ids = torch.tensor([_SEQUENCE * 2], device=device)
+    positions = torch.arange(length, device=device).repeat(2)[None]
+    ends = torch.tensor([length - 1, 2 * length - 1], device=device)
+    try:
+        with attached(model), forward_context(recorder), torch.inference_mode():
+            logits = run_model(model, token_ids, positions, ends).float()
+    except _FORWARD_ERRORS as error:
+        raise UsageError(
+            f"model type {model_type!r} is not supported: it cannot run packed tokens without a "
+            f"mask ({type(error).__name__}: {error})"
+        ) from error
     expected = set(range(config.num_hidden_layers))
     if recorder.layers.keys() != expected:
         missing = sorted(expected - recorder.layers.keys())
         raise UsageError(
             f"model type {model_type!r} is not supported: its attention does not go through "
             f"transformers' attention interface in layers {_ranges(missing)} of {len(expected)}"
+        )
+    first, second = logits
+    if (first - second).abs().max() > _TOLERANCE * first.abs().max():
+        raise UsageError(
+            f"model type {model_type!r} is not supported: its layers carry a state from one "
+            "sequence to the next, which is not kept apart here"
         )
     return ModelFacts(
         model_type=model_type,
@@ -81,7 +98,7 @@ def probe_model(model: PreTrainedModel) -> ModelFacts:
         logits_size=logits.shape[-1],
         hidden_size=config.hidden_size,
         max_context=getattr(config, "max_position_embeddings", None),
-        dtype=logits.dtype,
+        dtype=model.dtype,
         device=device,
         weight_bytes=_weight_bytes(model),
     )
