@@ -42,11 +42,19 @@ def test_released_blocks_can_be_allocated_again():
     assert sorted(pool.allocate(2)) == sorted(blocks)
 
 
-def test_the_block_that_has_been_free_longest_is_taken_first():
-    pool = BlockPool(4)
-    blocks = pool.allocate(4)
-    pool.release([blocks[2], blocks[0]])
-    assert pool.allocate(2) == [blocks[2], blocks[0]]
+def test_a_new_pool_hands_its_blocks_out_in_order():
+    assert BlockPool(4).allocate(4) == [0, 1, 2, 3]
+
+
+def test_blocks_used_before_are_taken_before_those_never_used():
+    """A large cache takes memory only as its pages are first written."""
+    pool = BlockPool(100)
+    used = set()
+    for _ in range(30):
+        blocks = pool.allocate(3)
+        used.update(blocks)
+        pool.release(blocks)
+    assert len(used) == 3
 
 
 def test_releasing_a_free_block_names_it():

@@ -14,7 +14,7 @@ from tests.helpers.engine import (
 
 
 def crowded(names: str = "abc", **limits):
-    """Return a scheduler whose requests hold all blocks, one page each, at the end of their page."""
+    """Return a scheduler whose requests hold one block each, all there are, and all full."""
     scheduler = make_scheduler(num_blocks=len(names), page_size=4, **limits)
     requests = {name: make_request(name, 4) for name in names}
     for request in requests.values():
@@ -105,7 +105,7 @@ def test_all_requests_end_with_all_their_tokens():
 
 def test_log_probabilities_stay_as_many_as_tokens_after_a_preemption():
     scheduler = make_scheduler(num_blocks=4, page_size=4)
-    requests = [make_request(str(i), 3, max_new_tokens=9, logprobs=True) for i in range(4)]
+    requests = [make_request(str(i), 3, max_new_tokens=9, logprobs="raw") for i in range(4)]
     run_scheduler(scheduler, requests)
     assert scheduler.stats().num_preemptions > 0
     assert [len(request.logprobs) for request in requests] == [9, 9, 9, 9]

@@ -75,6 +75,16 @@ def test_free_gives_every_block_back():
     assert cache.block_table("a") == ()
 
 
+def test_blocks_given_back_are_handed_out_in_their_order_again():
+    """Blocks that lie side by side are read without a copy."""
+    cache = make_cache(num_blocks=8, page_size=4)
+    cache.allocate("a", 20)
+    cache.free("a")
+    cache.allocate("b", 20)
+    first = cache.block_table("b")[0]
+    assert cache.block_table("b") == tuple(range(first, first + 5))
+
+
 def test_free_of_an_unknown_request_does_nothing():
     cache = make_cache(num_blocks=4)
     cache.free("nobody")

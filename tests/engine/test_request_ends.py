@@ -156,7 +156,9 @@ def test_a_finished_request_gives_everything_back():
 
 
 def test_requests_leave_in_the_order_in_which_they_end():
-    requests = [make_request(name, 2, max_new_tokens=n) for name, n in (("a", 5), ("b", 1), ("c", 3))]
+    requests = [
+        make_request(name, 2, max_new_tokens=n) for name, n in (("a", 5), ("b", 1), ("c", 3))
+    ]
     ended = run_scheduler(make_scheduler(), requests)
     assert [request.request_id for request in ended] == ["b", "c", "a"]
 
@@ -272,7 +274,7 @@ def test_a_refused_request_was_never_admitted():
 
 
 def test_log_probabilities_are_kept_only_where_asked_for():
-    asked = make_request("a", 3, max_new_tokens=2, logprobs=True)
+    asked = make_request("a", 3, max_new_tokens=2, logprobs="raw")
     silent = make_request("b", 3, max_new_tokens=2)
     run_scheduler(make_scheduler(), [asked, silent])
     assert asked.output().logprobs == [-0.5, -0.5]

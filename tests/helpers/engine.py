@@ -38,7 +38,7 @@ def make_scheduler(*, num_blocks: int = 32, page_size: int = 4, **limits) -> Fif
 
 
 def make_request(request_id: str = "a", prompt: int | Sequence[int] = 4, **params) -> Request:
-    """Return a request; `prompt` is token ids or their number, `params` fields of SamplingParams."""
+    """Return a request; `prompt` is token ids or their number, `params` are SamplingParams."""
     ids = [1 + i % (VOCAB_SIZE - 1) for i in range(prompt)] if isinstance(prompt, int) else prompt
     return Request(request_id, ids, SamplingParams(**params))
 

@@ -1,7 +1,7 @@
 """Tiny random models, what `model.generate` answers with them, and engines on them.
 
-Weights are large enough that greedy text varies. The models are shared by all tests: attach them and
-give them back, change nothing else.
+Weights are large enough that greedy text varies. The models are shared by all tests: attach them
+and give them back, change nothing else.
 """
 
 from __future__ import annotations

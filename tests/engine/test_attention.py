@@ -1,0 +1,275 @@
+"""Both backends against a plain float64 computation; slots that nobody wrote hold NaN."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from cbgen.engine.attention import backend_names, make_backend
+from cbgen.engine.attention.base import LayerAttention, LayerCache
+from cbgen.engine.attention.metadata import AttentionMetadata, causal_mask
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer of one step."""
+
+    requests: tuple[tuple[int, int], ...]
+    """(tokens in the cache before the step, new tokens) of each request."""
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    key_dim: int = 8
+    value_dim: int = 8
+    page_size: int = 4
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+    side_by_side: bool = False
+    """Whether the blocks of a request lie in order, and are handed over as a slice."""
+
+
+class Step:
+    """Random queries, keys and values of a step, and the pages in which the older ones lie."""
+
+    def __init__(self, shape: Shape, seed: int = 0) -> None:
+        self.shape = shape
+        self.generator = torch.Generator().manual_seed(seed)
+        lengths = [past + new for past, new in shape.requests]
+        self.keys = [self.randn(n, shape.num_kv_heads, shape.key_dim) for n in lengths]
+        self.values = [self.randn(n, shape.num_kv_heads, shape.value_dim) for n in lengths]
+        new_tokens = [new for _, new in shape.requests]
+        self.queries = [self.randn(n, shape.num_heads, shape.key_dim) for n in new_tokens]
+        sinks = self.randn(shape.num_heads) if shape.has_sinks else None
+        self.layer = LayerAttention(shape.key_dim**-0.5, shape.window, shape.softcap, sinks)
+
+    def randn(self, *size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=self.generator, dtype=torch.float64) * 2
+
+    def run(self, backend_name: str) -> torch.Tensor:
+        """Return what the backend answers in float32: [T, num_heads, value_dim]."""
+        cache, metadata = self.pages()
+        new_keys = [k[-new:] for k, (_, new) in zip(self.keys, self.shape.requests, strict=True)]
+        new_values = [
+            v[-new:] for v, (_, new) in zip(self.values, self.shape.requests, strict=True)
+        ]
+        cache.write(
+            torch.cat(new_keys).float(), torch.cat(new_values).float(), metadata.slot_mapping
+        )
+        sinks = None if self.layer.sinks is None else self.layer.sinks.float()
+        layer = replace(self.layer, sinks=sinks)
+        return make_backend(backend_name).forward(
+            torch.cat(self.queries).float(), cache, metadata, layer
+        )
+
+    def pages(self) -> tuple[LayerCache, AttentionMetadata]:
+        """Spread requests over shuffled blocks; all slots but those of older tokens hold NaN."""
+        shape, size = self.shape, self.shape.page_size
+        counts = [-(-len(keys) // size) for keys in self.keys]
+        free = torch.randperm(sum(counts) + 3, generator=self.generator)
+        if shape.side_by_side:
+            free = torch.arange(len(free))
+        tables = list(free[: sum(counts)].split(counts))
+        nan = float("nan")
+        keys = torch.full((len(free), size, shape.num_kv_heads, shape.key_dim), nan)
+        values = torch.full((len(free), size, shape.num_kv_heads, shape.value_dim), nan)
+        cache = LayerCache(keys, values)
+        slots = []
+        for index, (past, _) in enumerate(shape.requests):
+            positions = torch.arange(len(self.keys[index]))
+            slot = tables[index][positions // size] * size + positions % size
+            cache.write(
+                self.keys[index][:past].float(), self.values[index][:past].float(), slot[:past]
+            )
+            slots.append(slot[past:])
+        starts = [0]
+        for _, new in shape.requests:
+            starts.append(starts[-1] + new)
+        padded = torch.full((len(tables), max(counts) + 2), 10**12)
+        for row, table in zip(padded, tables, strict=True):
+            row[: len(table)] = table
+        return cache, AttentionMetadata(
+            query_starts=starts,
+            key_lens=[len(keys) for keys in self.keys],
+            block_tables=padded,
+            slot_mapping=torch.cat(slots),
+            page_size=size,
+            key_blocks=[self.key_blocks(table) for table in tables],
+        )
+
+    def key_blocks(self, table: torch.Tensor) -> slice | torch.Tensor:
+        if self.shape.side_by_side:
+            return slice(int(table[0]), int(table[-1]) + 1)
+        return table
+
+    def reference(self) -> torch.Tensor:
+        """Return the answer by the definition, query by query and head by head, in float64."""
+        outputs = []
+        group = self.shape.num_heads // self.shape.num_kv_heads
+        for queries, keys, values in zip(self.queries, self.keys, self.values, strict=True):
+            first = len(keys) - len(queries)
+            for offset, query in enumerate(queries):
+                begin = 0
+                if self.shape.window is not None:
+                    begin = max(0, first + offset + 1 - self.shape.window)
+                seen = slice(begin, first + offset + 1)
+                heads = [
+                    self.attend(
+                        query[head], keys[seen, head // group], values[seen, head // group], head
+                    )
+                    for head in range(self.shape.num_heads)
+                ]
+                outputs.append(torch.stack(heads))
+        return torch.stack(outputs)
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, head: int
+    ) -> torch.Tensor:
+        scores = keys @ query * self.layer.scaling
+        if self.layer.softcap is not None:
+            scores = torch.tanh(scores / self.layer.softcap) * self.layer.softcap
+        weights = scores.exp()
+        total = weights.sum()
+        if self.layer.sinks is not None:
+            total = total + self.layer.sinks[head].exp()
+        return weights @ values / total
+
+
+def assert_equal_to_the_definition(shape: Shape, backend_name: str, seed: int = 0) -> None:
+    step = Step(shape, seed)
+    torch.testing.assert_close(
+        step.run(backend_name).double(), step.reference(), rtol=1e-5, atol=2e-5
+    )
+
+
+every_backend = pytest.mark.parametrize("backend_name", backend_names())
+MIXED = ((0, 7), (13, 1), (5, 6), (0, 1), (8, 1), (4, 4))
+
+
+@every_backend
+def test_whole_prompts(backend_name):
+    assert_equal_to_the_definition(Shape(((0, 5), (0, 12), (0, 1))), backend_name)
+
+
+@every_backend
+def test_decoding_requests(backend_name):
+    assert_equal_to_the_definition(Shape(((3, 1), (4, 1), (17, 1))), backend_name)
+
+
+@every_backend
+def test_chunks_with_a_past(backend_name):
+    assert_equal_to_the_definition(Shape(((3, 5), (16, 8), (1, 2))), backend_name)
+
+
+@every_backend
+def test_prompts_chunks_and_decoding_requests_in_one_step(backend_name):
+    assert_equal_to_the_definition(Shape(MIXED), backend_name)
+
+
+@every_backend
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (8, 1), (1, 1)])
+def test_heads_that_share_keys(backend_name, num_heads, num_kv_heads):
+    shape = Shape(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    assert_equal_to_the_definition(shape, backend_name)
+
+
+@every_backend
+@pytest.mark.parametrize("page_size", [1, 4, 16, 256])
+def test_any_page_size(backend_name, page_size):
+    assert_equal_to_the_definition(Shape(MIXED, page_size=page_size), backend_name)
+
+
+@every_backend
+@pytest.mark.parametrize("window", [1, 2, 5, 8, 100])
+def test_sliding_windows(backend_name, window):
+    assert_equal_to_the_definition(Shape(MIXED, window=window), backend_name)
+
+
+@every_backend
+@pytest.mark.parametrize("window", [None, 5])
+def test_pages_that_lie_side_by_side(backend_name, window):
+    shape = Shape(MIXED, window=window, side_by_side=True)
+    assert_equal_to_the_definition(shape, backend_name)
+
+
+@every_backend
+def test_values_may_be_narrower_than_keys(backend_name):
+    assert_equal_to_the_definition(Shape(MIXED, key_dim=24, value_dim=12), backend_name)
+
+
+@every_backend
+@pytest.mark.parametrize("seed", range(12))
+def test_random_shapes(backend_name, seed):
+    choose = random.Random(seed)
+    num_kv_heads = choose.choice([1, 2, 3])
+    shape = Shape(
+        tuple(
+            (
+                choose.choice([0, 0, choose.randrange(40)]),
+                choose.choice([1, choose.randrange(1, 20)]),
+            )
+            for _ in range(choose.randrange(1, 9))
+        ),
+        num_heads=num_kv_heads * choose.choice([1, 2, 4]),
+        num_kv_heads=num_kv_heads,
+        key_dim=choose.choice([8, 16]),
+        page_size=choose.choice([4, 7, 16]),
+        window=choose.choice([None, choose.randrange(1, 20)]),
+    )
+    assert_equal_to_the_definition(shape, backend_name, seed)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 2.0, 50.0])
+def test_softcap(softcap):
+    assert_equal_to_the_definition(Shape(MIXED, softcap=softcap), "eager")
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_sinks(window):
+    assert_equal_to_the_definition(Shape(MIXED, has_sinks=True, window=window), "eager")
+
+
+def test_softcap_sinks_and_window_together():
+    shape = Shape(MIXED, has_sinks=True, softcap=1.5, window=6, num_kv_heads=1)
+    assert_equal_to_the_definition(shape, "eager")
+
+
+@every_backend
+def test_a_row_is_the_same_alone_and_among_others(backend_name):
+    together = Step(Shape(MIXED)).run(backend_name)
+    step = Step(Shape(MIXED))
+    step.shape = Shape(MIXED[2:3])
+    step.keys, step.values, step.queries = step.keys[2:3], step.values[2:3], step.queries[2:3]
+    torch.testing.assert_close(step.run(backend_name), together[8:14], rtol=1e-6, atol=1e-6)
+
+
+def test_layers_of_a_step_share_one_mask():
+    step = Step(Shape(((2, 3),)))
+    cache, metadata = step.pages()
+    cache.write(step.keys[0][2:].float(), step.values[0][2:].float(), metadata.slot_mapping)
+    for _ in range(2):
+        make_backend("sdpa").forward(step.queries[0].float(), cache, metadata, step.layer)
+    assert list(metadata.masks) == [(0, None)]
+
+
+def test_a_mask_shows_a_query_itself_and_what_came_before():
+    mask = causal_mask(2, 4, None, torch.device("cpu"))
+    assert mask.tolist() == [[True, True, True, False], [True, True, True, True]]
+
+
+def test_a_window_counts_the_querys_own_key():
+    mask = causal_mask(2, 4, 2, torch.device("cpu"))
+    assert mask.tolist() == [[False, True, True, False], [False, False, True, True]]
+
+
+def test_backends_tell_what_they_can_do():
+    eager, sdpa = make_backend("eager").capabilities, make_backend("sdpa").capabilities
+    assert (eager.softcap, eager.sinks) == (True, True)
+    assert (sdpa.softcap, sdpa.sinks) == (False, False)
+
+
+def test_an_unknown_backend_is_an_error():
+    with pytest.raises(KeyError, match="flash"):
+        make_backend("flash")

@@ -1,0 +1,192 @@
+"""Weights, tokenizer and defaults come from a folder, or at random from a config."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from cbgen.engine import memory
+from cbgen.engine.config import ModelConfig
+from cbgen.engine.model.load import load_model, resolve_device, resolve_dtype
+from cbgen.errors import UsageError
+from tests.helpers.models import tiny_model
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A saved tiny model, without tokenizer."""
+    path = tmp_path_factory.mktemp("model")
+    tiny_model("llama").save_pretrained(path)
+    defaults = {"temperature": 0.6, "top_p": 0.9, "do_sample": True, "eos_token_id": [5, 6]}
+    (path / "generation_config.json").write_text(json.dumps(defaults))
+    return path
+
+
+def load(folder: Path, **settings):
+    return load_model(ModelConfig(path=str(folder), device="cpu", **settings))
+
+
+def test_a_folder_gives_its_weights(folder):
+    loaded = load(folder).model.state_dict()
+    saved = tiny_model("llama").state_dict()
+    assert loaded.keys() == saved.keys()
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+
+
+def test_a_loaded_model_is_ready_to_answer(folder):
+    model = load(folder).model
+    assert not model.training
+    assert (model.device, model.dtype) == (CPU, torch.float32)
+
+
+def test_generation_defaults_and_end_tokens_are_read(folder):
+    loaded = load(folder)
+    assert loaded.generation_defaults["temperature"] == 0.6
+    assert loaded.generation_defaults["do_sample"] is True
+    assert loaded.eos_token_ids == {5, 6}
+
+
+def test_a_folder_without_tokenizer_has_none(folder, caplog):
+    with caplog.at_level(logging.INFO, logger="cbgen"):
+        assert load(folder).tokenizer is None
+    assert "no tokenizer in" in caplog.text
+
+
+def test_the_dtype_may_be_chosen(folder):
+    assert load(folder, dtype="bfloat16").model.dtype is torch.bfloat16
+
+
+def test_config_fields_may_be_overridden(folder):
+    loaded = load(folder, config_overrides={"num_hidden_layers": 1}, random_init=True)
+    assert len(loaded.model.model.layers) == 1
+
+
+def test_an_unknown_config_field_is_refused_by_name(folder):
+    with pytest.raises(UsageError, match=r"config_overrides.no_such: .* 'llama' has no field"):
+        load(folder, config_overrides={"no_such": 1})
+
+
+def test_random_weights_are_the_same_each_time_and_not_the_saved_ones(folder):
+    first, second = (load(folder, random_init=True).model.state_dict() for _ in range(2))
+    name = "model.embed_tokens.weight"
+    assert torch.equal(first[name], second[name])
+    assert not torch.equal(first[name], tiny_model("llama").state_dict()[name])
+
+
+def test_random_weights_do_not_move_the_callers_generator(folder):
+    before = torch.get_rng_state()
+    load(folder, random_init=True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/no/such/folder", r"model.path is '/no/such/folder', and there is no such folder"),
+        ("./no/such", r"model.path is './no/such', and there is no such folder"),
+        ("~/no/such.gguf", r"model.path is '~/no/such.gguf', and there is no such file"),
+    ],
+)
+def test_a_missing_path_is_named(path, message):
+    with pytest.raises(UsageError, match=message):
+        load_model(ModelConfig(path=path, device="cpu"))
+
+
+def test_a_folder_without_a_model_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(UsageError, match="cannot load model") as caught:
+        load(tmp_path)
+    assert caught.value.__cause__ is not None
+
+
+def test_an_unknown_architecture_is_refused_with_the_reason(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
+    with pytest.raises(UsageError, match=r"cannot load model .*no_such_model"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged", None])
+def test_damaged_weights_are_refused_with_the_reason(folder, tmp_path, content):
+    weights = (folder / "model.safetensors").read_bytes()
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(weights[:-100] if content is None else content)
+    with pytest.raises(UsageError, match="cannot load model"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": "abc"}, {"num_attention_heads": 5}])
+def test_a_config_with_wrong_values_is_refused_with_the_reason(folder, tmp_path, changes):
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="cannot load model"):
+        load(tmp_path, random_init=True)
+
+
+def test_a_config_override_of_a_wrong_type_is_refused(folder):
+    with pytest.raises(UsageError, match="num_hidden_layers"):
+        load(folder, config_overrides={"num_hidden_layers": "two"})
+
+
+def test_weights_that_the_checkpoint_lacks_are_not_made_up(folder):
+    with pytest.raises(UsageError, match="cannot load model"):
+        load(folder, config_overrides={"num_hidden_layers": 3})
+
+
+def test_environment_variables_in_the_path_are_expanded(folder, monkeypatch):
+    monkeypatch.setenv("TINY_MODEL", str(folder))
+    assert load_model(ModelConfig(path="$TINY_MODEL", device="cpu")).eos_token_ids == {5, 6}
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "checkpoint", "expected"),
+    [
+        ("auto", CPU, torch.bfloat16, torch.float32),
+        ("auto", GPU, torch.bfloat16, torch.bfloat16),
+        ("auto", GPU, None, torch.float32),
+        ("float16", CPU, torch.bfloat16, torch.float16),
+    ],
+)
+def test_dtypes_are_decided_by_device_and_checkpoint(name, device, checkpoint, expected):
+    assert resolve_dtype(name, device, checkpoint) is expected
+
+
+def test_without_gpu_auto_is_the_cpu_and_cuda_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == CPU
+    with pytest.raises(UsageError, match=r"model.device is 'cuda', but torch .* sees no GPU"):
+        resolve_device("cuda")
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("auto") == GPU
+    assert resolve_device("cuda") == GPU
+    with pytest.raises(UsageError, match="GPUs 0 to 1 exist"):
+        resolve_device("cuda:2")
+
+
+def test_free_memory_of_a_cpu_is_the_tighter_of_ram_and_control_group(tmp_path, monkeypatch):
+    files = {
+        "meminfo": "MemTotal: 9 kB\nMemAvailable:   1000 kB\n",
+        "max": "900000",
+        "use": "100000",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUP_FILES", ((tmp_path / "max", tmp_path / "use"),))
+    assert memory.free_bytes(CPU) == 800_000
+    (tmp_path / "max").write_text("max")
+    assert memory.free_bytes(CPU) == 1_024_000
+
+
+def test_free_memory_is_assumed_where_the_system_tells_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "missing")
+    monkeypatch.setattr(memory, "_CGROUP_FILES", ())
+    assert memory.free_bytes(CPU) == 4 * 1024**3
