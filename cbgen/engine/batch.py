@@ -76,9 +76,10 @@ class Rows:
         index = torch.arange(len(requests), device=self._device)
         index = index.repeat_interleave(counts, output_size=batch.num_tokens)  # [T] -> request
         positions = torch.arange(batch.num_tokens, device=self._device) + (starts - begins)[index]
-        block_tables = self._block_tables[rows]  # [n, max_blocks]
-        blocks = block_tables[index, positions // self._page_size]
         key_lens = [item.start + item.num_tokens for item in requests]
+        width = -(-max(key_lens) // self._page_size)
+        block_tables = self._block_tables[:, :width][rows]  # [n, width]
+        blocks = block_tables[index, positions // self._page_size]
         return StepInputs(
             token_ids=self._token_ids(requests, rows[index], query_starts)[None],
             position_ids=positions[None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,17 +14,20 @@ from transformers import PreTrainedModel
 from cbgen.engine.attention import make_backend
 from cbgen.engine.batch import Rows
 from cbgen.engine.cache.kv_cache import KVCache
-from cbgen.engine.config import ContinuousBatchingConfig
+from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
 from cbgen.engine.core import Engine
+from cbgen.engine.events import EngineObserver
 from cbgen.engine.memory import free_bytes
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
+from cbgen.engine.model.load import LoadedModel, load_skeleton
 from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
 from cbgen.engine.sampling.state import SamplingState
 from cbgen.engine.scheduler import SchedulerLimits, make_scheduler
 from cbgen.engine.storage import KVStorage
+from cbgen.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,61 @@ class BuiltEngine:
     facts: ModelFacts
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedEngine:
+    """What an engine would be, known without its model's weights."""
+
+    loaded: LoadedModel
+    """Its model has no weights."""
+    plan: EnginePlan
+    facts: ModelFacts
+    """As they would be with the weights loaded."""
+    plan_facts: PlanFacts
+    free_bytes: int
+    """Memory of the device that is free now, without the weights."""
+
+
+def plan_engine(model: ModelConfig, config: ContinuousBatchingConfig) -> PlannedEngine:
+    """Decide everything that `attached_engine` would, from config and tokenizer alone.
+
+    Raises:
+        UsageError: what `load_model` and `attached_engine` would refuse.
+    """
+    loaded = load_skeleton(model)
+    probed = probe_model(loaded.model)
+    num_weights = sum(weight.numel() for weight in loaded.model.parameters())
+    facts = replace(
+        probed,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        weight_bytes=num_weights * loaded.dtype.itemsize,
+    )
+    free = free_bytes(loaded.device)
+    left = free - facts.weight_bytes
+    if left <= 0:
+        raise UsageError(
+            f"the weights take {facts.weight_bytes / 2**30:.1f} GiB in {loaded.dtype}, and "
+            f"{free / 2**30:.1f} GiB of {loaded.device} are free"
+        )
+    numbers = replace(plan_facts(facts), free_bytes=left)
+    plan = resolve(config, model.attn_implementation, numbers)
+    return PlannedEngine(loaded, plan, facts, numbers, free)
+
+
 @contextmanager
 def attached_engine(
     model: PreTrainedModel,
     config: ContinuousBatchingConfig,
     attn_implementation: str = "auto",
+    observer: EngineObserver | None = None,
 ) -> Iterator[BuiltEngine]:
     """Build an engine on a model; on exit the model is given back as it was.
+
+    Args:
+        model: the loaded model.
+        config: what was asked for.
+        attn_implementation: name of the attention backend, or auto.
+        observer: is told what happens in every step.
 
     Raises:
         UsageError: the model does not obey the hook, or what was asked does not fit the machine.
@@ -50,7 +101,8 @@ def attached_engine(
     facts = probe_model(model)
     plan = resolve(config, attn_implementation, plan_facts(facts))
     with attached(model):
-        yield BuiltEngine(build_engine(partial(run_model, model), plan, facts), plan, facts)
+        engine = build_engine(partial(run_model, model), plan, facts, observer)
+        yield BuiltEngine(engine, plan, facts)
 
 
 def plan_facts(facts: ModelFacts) -> PlanFacts:
@@ -66,19 +118,28 @@ def plan_facts(facts: ModelFacts) -> PlanFacts:
     )
 
 
-def build_engine(forward: Forward, plan: EnginePlan, facts: ModelFacts) -> Engine:
-    """Allocate cache and rows as planned and return the engine.
-
-    With CBGEN_CHECK=1 in the environment the engine verifies its bookkeeping after every step.
-    """
-    cache = KVCache(plan.num_blocks, plan.page_size)
-    limits = SchedulerLimits(
+def scheduler_limits(plan: EnginePlan, facts: ModelFacts) -> SchedulerLimits:
+    """Return the bounds that the plan sets for every step."""
+    return SchedulerLimits(
         max_batch_tokens=plan.max_batch_tokens,
         max_requests=plan.max_requests,
         max_context=plan.max_context,
         vocab_size=facts.vocab_size,
         safety_margin=plan.safety_margin,
     )
+
+
+def build_engine(
+    forward: Forward,
+    plan: EnginePlan,
+    facts: ModelFacts,
+    observer: EngineObserver | None = None,
+) -> Engine:
+    """Allocate cache and rows as planned and return the engine.
+
+    With CBGEN_CHECK=1 in the environment the engine verifies its bookkeeping after every step.
+    """
+    cache = KVCache(plan.num_blocks, plan.page_size)
     runner = Runner(
         forward,
         storage=KVStorage(
@@ -97,5 +158,7 @@ def build_engine(forward: Forward, plan: EnginePlan, facts: ModelFacts) -> Engin
         ),
         sampling=SamplingState(plan.max_requests),
     )
-    scheduler = make_scheduler(plan.scheduler_type, cache, limits)
-    return Engine(scheduler, runner, check=os.environ.get("CBGEN_CHECK") == "1")
+    limits = scheduler_limits(plan, facts)
+    scheduler = make_scheduler(plan.scheduler_type, cache, limits, observer)
+    check = os.environ.get("CBGEN_CHECK") == "1"
+    return Engine(scheduler, runner, check=check, observer=observer)

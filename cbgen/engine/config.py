@@ -112,7 +112,7 @@ class ContinuousBatchingConfig:
     auto_switch_to_flash: bool = True
     """Let `attn_implementation: auto` take flash attention where it is installed."""
     cpu_offload_space: float | None = 0.0
-    """GiB of host memory for the blocks of preempted requests; 0 = off, null = decided."""
+    """GiB of host memory for the blocks of preempted requests; 0 = off."""
     cpu_offload_space_safety_threshold: float = 0.8
     """Share of the available host memory that the offload pool may take."""
     max_queue_size: int = 0
@@ -169,6 +169,7 @@ class ContinuousBatchingConfig:
             "decode_compile_config": (None,),
             "default_compile_level": (0,),
             "cpu_offload_space": (0.0,),
+            "max_queue_size": (0,),
         }
         for name, values in accepted.items():
             value = getattr(self, name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Protocol
 
-from cbgen.engine.events import StepStats
+from cbgen.engine.events import EngineObserver, StepStats, StepTimes
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.scheduler.base import Scheduler
 from cbgen.engine.step import ScheduledBatch, StepResult
@@ -18,12 +19,27 @@ class StepRunner(Protocol):
 
 
 class Engine:
-    """Continuous batching over a scheduler and a runner. Not thread-safe: one thread calls it."""
+    """Continuous batching over a scheduler and a runner. Not thread-safe: one thread calls it.
 
-    def __init__(self, scheduler: Scheduler, runner: StepRunner, *, check: bool = False) -> None:
+    Args:
+        scheduler: decides.
+        runner: runs what was decided.
+        check: verify the scheduler's bookkeeping after every step.
+        observer: is told how long each step took.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        *,
+        check: bool = False,
+        observer: EngineObserver | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._check = check
+        self._observer = observer
 
     def add(self, request: Request) -> None:
         """Take a request; one that can never run comes back failed from the next `step`."""
@@ -44,12 +60,38 @@ class Engine:
     def step(self) -> list[GenerationOutput]:
         """Run one step and return the requests that ended, in the order in which they ended."""
         if self._scheduler.has_unfinished():
-            batch = self._scheduler.schedule()
-            result = self._runner.execute(batch)
-            self._scheduler.update(batch, result)
+            if self._observer is None:
+                batch = self._scheduler.schedule()
+                result = self._runner.execute(batch)
+                self._scheduler.update(batch, result)
+            else:
+                self._observed_step(self._observer)
             if self._check:
                 self._scheduler.check()
         return [request.output() for request in self._scheduler.take_finished()]
+
+    def _observed_step(self, observer: EngineObserver) -> None:
+        started = perf_counter()
+        batch = self._scheduler.schedule()
+        scheduled = perf_counter()
+        result = self._runner.execute(batch)
+        executed = perf_counter()
+        self._scheduler.update(batch, result)
+        updated = perf_counter()
+        stats = self._scheduler.stats()
+        observer.stepped(
+            StepTimes(
+                step=batch.step,
+                started=started,
+                scheduled=scheduled,
+                executed=executed,
+                updated=updated,
+                num_tokens=batch.num_tokens,
+                num_requests=len(batch.requests),
+                num_waiting=stats.num_waiting,
+                num_used_blocks=stats.num_used_blocks,
+            )
+        )
 
     def stats(self) -> StepStats:
         """Return counts as of now."""

@@ -72,7 +72,7 @@ def resolve(
     max_batch_tokens, tokens_reason = _batch_tokens(config, facts)
     budget, budget_reason = _memory(config, facts)
     max_requests, requests_reason = _requests(config, facts, max_batch_tokens, budget)
-    working = max_requests * facts.logits_size * 8 + max_batch_tokens * facts.hidden_size * 64
+    working = working_bytes(max_requests, max_batch_tokens, facts)
     num_blocks, blocks_reason = _blocks(config, facts, budget - working, max_requests * max_context)
     margin = config.safety_margin
     return EnginePlan(
@@ -92,6 +92,17 @@ def resolve(
             "num_blocks": f"{blocks_reason}; {budget_reason}",
         },
     )
+
+
+def working_bytes(max_requests: int, max_batch_tokens: int, facts: PlanFacts) -> int:
+    """Return the bytes kept for logits, in the model's dtype and in float32, and activations."""
+    return max_requests * facts.logits_size * 8 + max_batch_tokens * facts.hidden_size * 64
+
+
+def cache_bytes(plan: EnginePlan, facts: PlanFacts) -> int:
+    """Return the bytes of all blocks of the cache."""
+    (group,) = group_layers(facts.layers)
+    return plan.num_blocks * group.block_bytes(plan.page_size, facts.cache_itemsize)
 
 
 def _attention(name: str, facts: PlanFacts) -> tuple[str, str]:

@@ -43,7 +43,7 @@ class Step:
         new_tokens = [new for _, new in shape.requests]
         self.queries = [self.randn(n, shape.num_heads, shape.key_dim) for n in new_tokens]
         sinks = self.randn(shape.num_heads) if shape.has_sinks else None
-        self.layer = LayerAttention(shape.key_dim**-0.5, shape.window, shape.softcap, sinks)
+        self.layer = LayerAttention(1.3 * shape.key_dim**-0.5, shape.window, shape.softcap, sinks)
 
     def randn(self, *size: int) -> torch.Tensor:
         return torch.randn(*size, generator=self.generator, dtype=torch.float64) * 2

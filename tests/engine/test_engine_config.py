@@ -63,6 +63,8 @@ def test_values_at_the_border_are_taken(name, value):
         ("decode_compile_config", {}),
         ("default_compile_level", 1),
         ("cpu_offload_space", 4.0),
+        ("cpu_offload_space", None),
+        ("max_queue_size", 10),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name_and_value(name, value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -268,6 +269,21 @@ def test_every_request_ends_in_exactly_one_output(start, sink, monkeypatch):
         loop.cancel(str(number // 2))
     assert loop.stop(timeout=PATIENCE)
     assert counts == {str(number): 1 for number in range(30)}
+
+
+@pytest.mark.parametrize(("seconds_left", "num_tokens"), [(3600.0, 4), (0.0, 2)])
+def test_winding_down_cancels_what_waits_and_at_the_deadline_what_runs(
+    start, sink, seconds_left, num_tokens
+):
+    gate = Gate(step=2)
+    loop = start(ScriptedModel(before_step=gate), max_requests=1)
+    loop.submit([make_request("runs", [3], max_new_tokens=4), make_request("waits", [3])])
+    assert gate.reached.wait(PATIENCE)
+    loop.wind_down(time.monotonic() + seconds_left)
+    gate.opened.set()
+    sink.wait_for(2)
+    assert sink.outputs["waits"].status is RequestStatus.CANCELLED
+    assert sink.outputs["runs"].generated_tokens == [4, 5, 6, 7][:num_tokens]
 
 
 def test_stats_are_those_of_the_last_step(start, sink):

@@ -72,6 +72,14 @@ def test_the_last_prompt_of_a_step_is_cut_at_the_budget():
     assert token_counts(scheduler.schedule()) == {"a": 5, "b": 3}
 
 
+def test_a_prompt_that_uses_up_the_budget_lets_the_next_one_wait():
+    scheduler = make_scheduler(max_batch_tokens=8)
+    scheduler.add(make_request("a", 8))
+    scheduler.add(make_request("b", 3))
+    assert scheduled_ids(scheduler.schedule()) == ["a"]
+    assert scheduler.stats().num_waiting == 1
+
+
 def test_a_step_never_runs_more_tokens_than_the_budget():
     scheduler = make_scheduler(max_batch_tokens=8, max_requests=4)
     for number in range(9):
@@ -175,7 +183,7 @@ def test_a_prompt_without_room_is_not_overtaken():
 
 
 def test_the_margin_holds_back_admissions_beside_running_requests():
-    scheduler = make_scheduler(num_blocks=10, page_size=4, safety_margin=0.5)
+    scheduler = make_scheduler(num_blocks=10, page_size=4, safety_margin=0.5, max_batch_tokens=64)
     for name in "abc":
         scheduler.add(make_request(name, 12))
     assert scheduled_ids(take_step(scheduler)) == ["a", "b"]
@@ -225,6 +233,15 @@ def test_two_steps_may_be_scheduled_before_the_first_result():
     scheduler.update(first, answer(first, lambda item: 8))
     scheduler.update(second, answer(second, lambda item: 9))
     assert request.generated_tokens == [8, 9]
+
+
+def test_nothing_is_scheduled_behind_the_last_token_of_an_answer():
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 4, max_new_tokens=1))
+    first = scheduler.schedule()
+    assert scheduler.schedule().requests == ()
+    scheduler.update(first, answer(first))
+    assert not scheduler.has_unfinished()
 
 
 def test_more_rows_than_tokens_a_step_are_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,14 @@ def test_generation_defaults_and_end_tokens_are_read(folder):
 def test_a_folder_without_tokenizer_has_none(folder, caplog):
     with caplog.at_level(logging.INFO, logger="cbgen"):
         assert load(folder).tokenizer is None
-    assert "no tokenizer in" in caplog.text
+    assert "has no tokenizer" in caplog.text
+
+
+def test_a_broken_tokenizer_is_refused_not_ignored(folder, tmp_path):
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    (broken / "tokenizer.json").write_text("{")
+    with pytest.raises(UsageError, match="cannot load model"):
+        load(broken)
 
 
 def test_the_dtype_may_be_chosen(folder):
@@ -79,9 +87,10 @@ def test_random_weights_are_the_same_each_time_and_not_the_saved_ones(folder):
     assert not torch.equal(first[name], tiny_model("llama").state_dict()[name])
 
 
-def test_random_weights_do_not_move_the_callers_generator(folder):
+@pytest.mark.parametrize("random_init", [False, True])
+def test_loading_does_not_move_the_callers_generator(folder, random_init):
     before = torch.get_rng_state()
-    load(folder, random_init=True)
+    load(folder, random_init=random_init)
     assert torch.equal(torch.get_rng_state(), before)
 
 

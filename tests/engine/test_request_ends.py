@@ -119,6 +119,29 @@ def test_more_new_tokens_than_the_context_leaves_end_with_length_at_the_context(
     assert request.finish_reason is FinishReason.LENGTH
 
 
+def test_without_a_bound_the_answer_ends_where_the_cache_does():
+    scheduler = make_scheduler(num_blocks=4, page_size=4)
+    (request,) = run_scheduler(scheduler, [make_request("a", 10)])
+    assert len(request.generated_tokens) == 7  # the last token is not stored
+    assert request.finish_reason is FinishReason.LENGTH
+
+
+def test_an_answer_with_a_bound_of_its_own_is_never_cut_short_by_the_cache():
+    scheduler = make_scheduler(num_blocks=4, page_size=4)
+    requests = [make_request("a", 10, max_new_tokens=8), make_request("b", 10, max_new_tokens=7)]
+    outgrown, fitting = sorted(run_scheduler(scheduler, requests), key=lambda r: r.request_id)
+    assert outgrown.error_code == "answer_exceeds_cache"
+    assert "16 tokens" in outgrown.error
+    assert fitting.finish_reason is FinishReason.LENGTH
+    assert len(fitting.generated_tokens) == 7
+
+
+def test_a_prompt_that_fills_the_cache_gets_one_token():
+    scheduler = make_scheduler(num_blocks=4, page_size=4)
+    (request,) = run_scheduler(scheduler, [make_request("a", 16)])
+    assert len(request.generated_tokens) == 1
+
+
 def test_a_stop_token_ends_the_answer_and_is_part_of_it():
     request = make_request("a", 3, stop_token_ids=frozenset({5, 9}))
     run_scheduler(make_scheduler(), [request], lambda item: item.start + item.num_tokens)

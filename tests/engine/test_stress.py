@@ -17,7 +17,7 @@ from tests.helpers.models import VOCAB_SIZE, make_engine, tiny_reference
 
 MODELS = ("llama", "gpt2", "qwen3", "mistral", "gemma2")
 MAX_NEW_TOKENS = 16
-NUM_ROWS = 30
+NUM_ROWS = 20
 LENGTHS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 23, 31, 40)
 
 

@@ -19,7 +19,8 @@ class AttentionMetadata:
     key_lens: list[int]
     """[n] tokens of each request in the cache once this step's are written."""
     block_tables: torch.Tensor
-    """[n, max_blocks] int64, on the device; entries beyond a request's blocks are undefined."""
+    """[n, blocks of the longest] int64, on the device;
+    what is beyond a request's own is undefined."""
     slot_mapping: torch.Tensor
     """[T] int64, on the device: place of each new token in the flat cache."""
     page_size: int

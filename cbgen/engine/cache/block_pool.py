@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
 
@@ -14,7 +13,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = deque(range(num_blocks))
+        self._free = list(reversed(range(num_blocks)))
         self._references = [0] * num_blocks
 
     @property
@@ -30,7 +29,7 @@ class BlockPool:
         """
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
-        block_ids = [self._free.popleft() for _ in range(count)]
+        block_ids = [self._free.pop() for _ in range(count)]
         for block_id in block_ids:
             self._references[block_id] = 1
         return block_ids

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from cbgen.engine.core import Engine
 from cbgen.engine.events import StepStats
-from cbgen.engine.request import GenerationOutput, Request
+from cbgen.engine.request import GenerationOutput, Request, RequestStatus
 from cbgen.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class EngineLoop:
         self._changed = threading.Condition()
         self._new_requests: list[Request] = []
         self._cancellations: list[str] = []
-        self._cancels_all = False
+        self._deadline: float | None = None
         self._is_stopping = False
         self._failure: EngineError | None = None
         self._stats = engine.stats()
@@ -71,6 +72,16 @@ class EngineLoop:
             self._cancellations.append(request_id)
             self._changed.notify()
 
+    def wind_down(self, deadline: float) -> None:
+        """Begin nothing any more: what waits is cancelled now, what runs at the deadline.
+
+        Args:
+            deadline: seconds of `time.monotonic()`; of several calls the earliest one counts.
+        """
+        with self._changed:
+            self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
+            self._changed.notify()
+
     def stats(self) -> StepStats:
         """Return counts as of the last step."""
         return self._stats
@@ -83,9 +94,10 @@ class EngineLoop:
         Returns:
             Whether the thread has ended within `timeout` seconds (None = wait for it).
         """
+        if hard_stop:
+            self.wind_down(time.monotonic())
         with self._changed:
             self._is_stopping = True
-            self._cancels_all = self._cancels_all or hard_stop
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout)
@@ -115,12 +127,18 @@ class EngineLoop:
                 self._changed.wait()
             requests, self._new_requests = self._new_requests, []
             cancellations, self._cancellations = self._cancellations, []
-            cancels_all = self._cancels_all
+            deadline = self._deadline
         for request in requests:
             self._engine.add(request)
         for request_id in cancellations:
             self._engine.cancel(request_id)
-        if cancels_all:
-            for request in self._engine.unfinished():
-                self._engine.cancel(request.request_id)
+        if deadline is not None:
+            self._cancel_what_shall_not_run(time.monotonic() >= deadline)
         return True
+
+    def _cancel_what_shall_not_run(self, is_over: bool) -> None:
+        """Cancel everything, or before the deadline what has not run yet."""
+        for request in self._engine.unfinished():
+            has_run = request.status is not RequestStatus.PENDING or request.num_preemptions > 0
+            if is_over or not has_run:
+                self._engine.cancel(request.request_id)

@@ -6,18 +6,34 @@ answers None: which tokens see each other is the paged cache's matter, not a mas
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from cbgen.engine.attention.base import LayerAttention
 from cbgen.engine.attention.context import current_context
 
 HOOK_NAME = "cbgen"
+
+
+@dataclass(slots=True)
+class _Attachment:
+    """A config whose attention is routed through the hook, by one engine or several."""
+
+    config: PretrainedConfig
+    implementation: str
+    """What stood there before the first of them came."""
+    num_users: int = 0
+
+
+_lock = threading.Lock()
+_attachments: dict[int, _Attachment] = {}
 
 
 def attention_hook(
@@ -72,14 +88,27 @@ def _no_mask(*_args: object, **_options: object) -> None:
 def attached(model: PreTrainedModel) -> Iterator[None]:
     """Route the model's attention through the hook; on exit the model is as it was."""
     register_hook()
-    before = [(config, config._attn_implementation) for config in _configs(model)]
-    for config, _ in before:
-        config._attn_implementation = HOOK_NAME
+    configs = _configs(model)
+    with _lock:
+        for config in configs:
+            attachment = _Attachment(config, config._attn_implementation)
+            _attachments.setdefault(id(config), attachment).num_users += 1
+        for config in configs:
+            config._attn_implementation = HOOK_NAME
     try:
         yield
     finally:
-        for config, implementation in before:
-            config._attn_implementation = implementation
+        with _lock:
+            for config in configs:
+                _release(config)
+
+
+def _release(config: PretrainedConfig) -> None:
+    attachment = _attachments[id(config)]
+    attachment.num_users -= 1
+    if attachment.num_users == 0:
+        del _attachments[id(config)]
+        config._attn_implementation = attachment.implementation
 
 
 def _configs(model: PreTrainedModel) -> list[Any]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -26,7 +31,21 @@ logger = logging.getLogger(__name__)
 
 # What from_pretrained raises for a missing or broken model: a hub that cannot be reached, a folder
 # without config, an unknown architecture, a damaged file.
-_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError)
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+    struct.error,
+)
+
+_REASON_LINES = 3
+"""Lines of a library's error that are shown; what matters is not always on the first."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +53,10 @@ class LoadedModel:
     """A model ready to be attached."""
 
     model: PreTrainedModel
+    dtype: torch.dtype
+    """Of the weights, once they are loaded."""
+    device: torch.device
+    """Where the weights are, once they are loaded."""
     tokenizer: PreTrainedTokenizerBase | None
     generation_defaults: dict[str, Any]
     """What the model's generation_config.json sets."""
@@ -55,20 +78,44 @@ def load_model(config: ModelConfig) -> LoadedModel:
     Raises:
         UsageError: the model cannot be found or loaded; the text says which and why.
     """
+    return _load(config, with_weights=True)
+
+
+def load_skeleton(config: ModelConfig) -> LoadedModel:
+    """Load all but the weights: the model is on the meta device and has shapes alone.
+
+    Whatever dtype it would be loaded in, it is bfloat16: mixture models run there in no other.
+
+    Raises:
+        UsageError: as `load_model`, as far as it does not need the weights to tell.
+    """
+    return _load(config, with_weights=False)
+
+
+def _load(config: ModelConfig, *, with_weights: bool) -> LoadedModel:
     device = resolve_device(config.device)
     source = _source(config)
     transformers.utils.logging.disable_progress_bar()
     try:
-        model = _load_weights(config, source, device)
+        model_config = AutoConfig.from_pretrained(source.name, **source.options)
+        _override(model_config, config.config_overrides)
+        dtype = resolve_dtype(config.dtype, device, getattr(model_config, "dtype", None))
+        if with_weights:
+            model = _load_weights(config, source, model_config, dtype).to(device)
+        else:
+            model = _make_skeleton(config, source, model_config)
         tokenizer = _load_tokenizer(source)
     except _LOAD_ERRORS as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = " ".join(lines[:_REASON_LINES]) or type(error).__name__
         raise UsageError(f"cannot load model {config.path!r}: {reason}") from error
     model.eval()
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
     defaults.pop("transformers_version", None)
     return LoadedModel(
         model=model,
+        dtype=dtype,
+        device=device,
         tokenizer=tokenizer,
         generation_defaults=defaults,
         eos_token_ids=_eos_token_ids(model, tokenizer),
@@ -122,29 +169,45 @@ def _source(config: ModelConfig) -> _Source:
     return _Source(path, options)
 
 
-def _load_weights(config: ModelConfig, source: _Source, device: torch.device) -> PreTrainedModel:
-    model_config = AutoConfig.from_pretrained(source.name, **source.options)
-    _override(model_config, config.config_overrides)
-    checkpoint = getattr(model_config, "dtype", None)
-    dtype = resolve_dtype(config.dtype, device, checkpoint)
-    if config.random_init:
-        torch_state = torch.random.get_rng_state()
-        torch.manual_seed(0)
-        try:
-            model = AutoModelForCausalLM.from_config(
-                model_config, dtype=dtype, trust_remote_code=config.trust_remote_code
+def _make_skeleton(
+    config: ModelConfig, source: _Source, model_config: PretrainedConfig
+) -> PreTrainedModel:
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            model_config, dtype=torch.bfloat16, trust_remote_code=config.trust_remote_code
+        )
+    if not config.random_init:
+        with contextlib.suppress(OSError):  # a model without a generation_config.json
+            model.generation_config = GenerationConfig.from_pretrained(
+                source.name, revision=config.revision
             )
-        finally:
-            torch.random.set_rng_state(torch_state)  # the caller's generator is not ours to move
-    else:
+    return model
+
+
+def _load_weights(
+    config: ModelConfig, source: _Source, model_config: PretrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    if not config.random_init:
         options = dict(source.options)
         if "gguf_file" in options and hasattr(transformers, "GgufConfig"):
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        model = AutoModelForCausalLM.from_pretrained(
-            source.name, config=model_config, dtype=dtype, **options
+        loaded: PreTrainedModel
+        loaded, found = AutoModelForCausalLM.from_pretrained(
+            source.name, config=model_config, dtype=dtype, output_loading_info=True, **options
         )
-    loaded: PreTrainedModel = model.to(device)
-    return loaded
+        if found["missing_keys"]:
+            raise ValueError(f"the checkpoint lacks weights: {sorted(found['missing_keys'])[:4]}")
+        return loaded
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(0)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            model_config, dtype=dtype, trust_remote_code=config.trust_remote_code
+        )
+    finally:
+        generator.set_state(state)  # the caller's generator is not ours to move
+    return model
 
 
 def _override(model_config: PretrainedConfig, overrides: dict[str, Any]) -> None:
@@ -163,7 +226,10 @@ def _load_tokenizer(source: _Source) -> PreTrainedTokenizerBase | None:
             source.name, **source.options
         )
     except (OSError, ValueError) as error:
-        logger.info("no tokenizer in %s: %s", source.name, error)
+        if any(Path(source.name, name).exists() for name in _TOKENIZER_FILES):
+            raise  # it is there and broken
+        logger.warning("%s has no tokenizer: rows must hold prompt_token_ids", source.name)
+        logger.debug("loading the tokenizer failed", exc_info=error)
         return None
     return tokenizer
 

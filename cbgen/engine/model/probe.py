@@ -4,10 +4,12 @@ Configs do not tell the truth about key heads and head sizes under every archite
 that arrive at the hook do. A model that ignores the hook, or whose layers carry something from one
 packed sequence into the next (recurrent states, convolutions), would answer nonsense, so it is
 refused by name. The pass runs one short sequence twice, side by side: both copies must get the same
-logits.
+logits. On the meta device, where there are no logits to compare, the signature must do.
 """
 
 from __future__ import annotations
+
+import inspect
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -33,6 +35,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerFacts] = {}
+        self.repeated: set[int] = set()
 
     def attend(
         self,
@@ -42,6 +45,8 @@ class _Recorder:
         value: torch.Tensor,
         layer: LayerAttention,
     ) -> torch.Tensor:
+        if layer_index in self.layers:
+            self.repeated.add(layer_index)
         self.layers[layer_index] = LayerFacts(
             index=layer_index,
             num_heads=query.shape[1],
@@ -56,7 +61,7 @@ class _Recorder:
 
 
 def probe_model(model: PreTrainedModel) -> ModelFacts:
-    """Run two tokens through the model and return what was seen.
+    """Run a short sequence through the model, twice side by side, and return what was seen.
 
     Raises:
         UsageError: the model ignores the hook, has layers without it, or cannot run packed tokens.
@@ -85,8 +90,12 @@ def probe_model(model: PreTrainedModel) -> ModelFacts:
             f"model type {model_type!r} is not supported: its attention does not go through "
             f"transformers' attention interface in layers {_ranges(missing)} of {len(expected)}"
         )
-    first, second = logits
-    if (first - second).abs().max() > _TOLERANCE * first.abs().max():
+    if recorder.repeated:
+        raise UsageError(
+            f"model type {model_type!r} is not supported: it attends more than once in layers "
+            f"{_ranges(sorted(recorder.repeated))}, and the cache keeps one set of keys a layer"
+        )
+    if not _keeps_sequences_apart(model, logits):
         raise UsageError(
             f"model type {model_type!r} is not supported: its layers carry a state from one "
             "sequence to the next, which is not kept apart here"
@@ -97,7 +106,7 @@ def probe_model(model: PreTrainedModel) -> ModelFacts:
         vocab_size=model.get_input_embeddings().weight.shape[0],
         logits_size=logits.shape[-1],
         hidden_size=config.hidden_size,
-        max_context=getattr(config, "max_position_embeddings", None),
+        max_context=_max_context(config),
         dtype=model.dtype,
         device=device,
         weight_bytes=_weight_bytes(model),
@@ -135,6 +144,22 @@ def run_model(
     return logits
 
 
+def _keeps_sequences_apart(model: PreTrainedModel, logits: torch.Tensor) -> bool:
+    if logits.is_meta:
+        return "position_ids" in inspect.signature(model.forward).parameters
+    first, second = logits
+    return not (first - second).abs().max() > _TOLERANCE * first.abs().max()
+
+
+def _max_context(config: PretrainedConfig) -> int | None:
+    bound: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Beyond its original length, the longest row of a step would turn the positions of all.
+        bound = rope.get("original_max_position_embeddings", bound)
+    return bound
+
+
 def _refuse_layer_types(config: PretrainedConfig, model_type: str) -> None:
     for layer_type in getattr(config, "layer_types", None) or ():
         if layer_type in _UNSUPPORTED_LAYERS:
@@ -144,9 +169,8 @@ def _refuse_layer_types(config: PretrainedConfig, model_type: str) -> None:
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:
-    # Tied weights are one tensor under two names.
-    storages = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
-    return sum(storages.values())
+    # `parameters` gives tied weights once.
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -18,9 +18,9 @@ _MULTIPLIER_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 MAX_NOISE = 38.0
-"""Above the largest noise: -log(-log(1 - 2**-54)) is 37.43."""
+"""Above the largest noise: -log(-log(1 - 2**-53)) is 36.74."""
 MIN_NOISE = -4.0
-"""Below the smallest noise: -log(-log(2**-54)) is -3.63."""
+"""Below the smallest noise: -log(-log(2**-53)) is -3.60."""
 
 
 def hash64(value: torch.Tensor) -> torch.Tensor:
@@ -37,8 +37,8 @@ def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 def gumbel_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Return the noise of tokens: float64, of the shape of keys and token_ids broadcast (int64)."""
-    bits = _shift_right(hash64(keys + token_ids * _GOLDEN_GAMMA), 11)  # 53 bits
-    uniform = (bits.to(torch.float64) + 0.5) * 2.0**-53  # in (0, 1), both ends excluded
+    bits = _shift_right(hash64(keys + token_ids * _GOLDEN_GAMMA), 12)  # 52: adding 0.5 is exact
+    uniform = (bits.to(torch.float64) + 0.5) * 2.0**-52  # in (0, 1), both ends excluded
     return -torch.log(-torch.log(uniform))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 MAX_SEED = 2**63 - 1
+MAX_TEMPERATURE = 1e6
+"""Above, float32 scores are all alike; the bound keeps quotients finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +40,9 @@ class SamplingParams:
     """Give the log-probability of each generated token: the model's, or after the filters."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
             raise ValueError(
-                f"temperature must be a finite number of at least 0, got {self.temperature}"
+                f"temperature must be between 0 and {MAX_TEMPERATURE:g}, got {self.temperature}"
             )
         if self.top_k < 0:
             raise ValueError(f"top_k must be at least 0 (0 = off), got {self.top_k}")

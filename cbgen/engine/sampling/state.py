@@ -10,6 +10,9 @@ import torch
 from cbgen.engine.sampling.sampler import SamplingRows
 from cbgen.engine.step import AdmittedRow, ScheduledRequest
 
+_ALL_TOKENS = 2**31
+"""More than any vocabulary has; a larger top_k may not fit into 64 bits."""
+
 
 class SamplingState:
     """Owns one entry a row; written at admission, read by every step that samples the row."""
@@ -26,7 +29,7 @@ class SamplingState:
         """Take the parameters of newly admitted requests."""
         for row, _, params in admitted:
             self._temperature[row] = params.temperature
-            self._top_k[row] = params.top_k
+            self._top_k[row] = min(params.top_k, _ALL_TOKENS)
             self._top_p[row] = params.top_p
             self._min_p[row] = params.min_p
             self._seed[row] = params.seed

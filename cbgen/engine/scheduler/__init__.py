@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from cbgen.engine.cache.kv_cache import KVCache
+from cbgen.engine.events import EngineObserver
 from cbgen.engine.scheduler.base import Scheduler, SchedulerLimits
 from cbgen.engine.scheduler.fifo import FifoScheduler
 
 __all__ = ["Scheduler", "SchedulerLimits", "make_scheduler"]
 
 
-def make_scheduler(scheduler_type: str, cache: KVCache, limits: SchedulerLimits) -> Scheduler:
+def make_scheduler(
+    scheduler_type: str,
+    cache: KVCache,
+    limits: SchedulerLimits,
+    observer: EngineObserver | None = None,
+) -> Scheduler:
     """Return the scheduler of that name.
 
     Raises:
         ValueError: the name is unknown.
     """
     if scheduler_type == "fifo":
-        return FifoScheduler(cache, limits)
+        return FifoScheduler(cache, limits, observer)
     raise ValueError(f"scheduler_type is {scheduler_type!r}; expected fifo")

@@ -39,7 +39,7 @@ def refusal(
             f"{limits.max_context} must hold it and at least one new token; shorten it or set "
             "prompt.truncation",
         )
-    if len(prompt_ids) >= cache_tokens:
+    if len(prompt_ids) > cache_tokens:
         return _error(
             "prompt_exceeds_cache",
             f"the prompt has {len(prompt_ids)} tokens, and the KV cache holds {cache_tokens}; "
@@ -51,12 +51,22 @@ def refusal(
 def token_limit(request: Request, limits: SchedulerLimits, cache_tokens: int) -> int:
     """Return the tokens of prompt and answer together at which a request ends with `length`.
 
-    The last token is never stored, so a cache of n tokens allows n + 1.
+    A request that sets no bound itself takes what context and cache leave. One that does is never
+    cut short by the cache: it fails when it outgrows it, see `outgrown`. The last token is never
+    stored, so a cache of n tokens allows n + 1.
     """
-    longest = min(limits.max_context, cache_tokens + 1)
     if request.params.max_new_tokens is None:
-        return longest
-    return min(len(request.prompt_ids) + request.params.max_new_tokens, longest)
+        return min(limits.max_context, cache_tokens + 1)
+    return min(len(request.prompt_ids) + request.params.max_new_tokens, limits.max_context)
+
+
+def outgrown(cache_tokens: int) -> RowError:
+    """Return why a request that fills the whole cache alone cannot go on."""
+    return _error(
+        "answer_exceeds_cache",
+        f"prompt and answer outgrew the KV cache of {cache_tokens} tokens before the answer had "
+        "max_new_tokens; raise num_blocks or lower max_new_tokens",
+    )
 
 
 def _error(code: str, message: str) -> RowError:

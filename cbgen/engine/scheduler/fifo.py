@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from cbgen.engine.cache.kv_cache import KVCache
-from cbgen.engine.events import StepStats
+from cbgen.engine.events import EngineObserver, StepStats
 from cbgen.engine.request import FinishReason, Request, RequestStatus
-from cbgen.engine.scheduler.admission import refusal, token_limit
+from cbgen.engine.scheduler.admission import outgrown, refusal, token_limit
 from cbgen.engine.scheduler.base import SchedulerLimits
 from cbgen.engine.scheduler.budget import TokenBudget
 from cbgen.engine.step import (
@@ -29,6 +29,7 @@ from cbgen.engine.step import (
     ScheduledRequest,
     StepResult,
 )
+from cbgen.errors import RowError
 
 _NON_FINITE = (
     "the model gave logits that are not finite numbers; float16 overflows with some models: "
@@ -39,9 +40,12 @@ _NON_FINITE = (
 class FifoScheduler:
     """Owns the waiting queue, the admitted requests (oldest admission first) and the free rows."""
 
-    def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, cache: KVCache, limits: SchedulerLimits, observer: EngineObserver | None = None
+    ) -> None:
         self._cache = cache
         self._limits = limits
+        self._observer = observer
         self._waiting: deque[Request] = deque()
         self._active: dict[str, Request] = {}
         self._unfinished: dict[str, Request] = {}
@@ -187,6 +191,8 @@ class FifoScheduler:
         self._active[request.request_id] = request
         first, blocks = self._cache.allocate(request.request_id, request.num_tokens)
         new_blocks.append(NewBlocks(request.row, first, blocks))
+        if self._observer is not None:
+            self._observer.admitted(request.row, request.request_id, request.num_tokens)
         token_ids = [*request.prompt_ids, *request.generated_tokens]
         return AdmittedRow(request.row, token_ids, request.params)
 
@@ -208,6 +214,8 @@ class FifoScheduler:
             num_preemptions=self._stats.num_preemptions + 1,
             num_recomputed_tokens=self._stats.num_recomputed_tokens + request.num_computed_tokens,
         )
+        if self._observer is not None:
+            self._observer.preempted(request.row, request.num_computed_tokens)
         self._release(request)
         request.preempt()
         self._waiting.appendleft(request)
@@ -232,11 +240,10 @@ class FifoScheduler:
     def _append(self, request: Request, sampled: SampledTokens) -> int:
         """Append tokens until one ends the request; return how many were appended."""
         if not sampled.is_finite:
-            self._release(request)
-            del self._unfinished[request.request_id]
-            request.fail("non_finite_logits", _NON_FINITE)
-            self._finished.append(request)
+            self._fail(request, RowError("non_finite_logits", _NON_FINITE))
             return 0
+        if self._observer is not None and request.status is not RequestStatus.DECODING:
+            self._observer.decoding(request.row)
         request.status = RequestStatus.DECODING
         for position, token_id in enumerate(sampled.token_ids):
             request.generated_tokens.append(token_id)
@@ -246,14 +253,26 @@ class FifoScheduler:
                 self._end(request, RequestStatus.FINISHED, FinishReason.STOP)
             elif request.num_known_tokens >= request.max_tokens:
                 self._end(request, RequestStatus.FINISHED, FinishReason.LENGTH)
+            elif request.num_known_tokens > self._cache.max_tokens:
+                self._fail(request, outgrown(self._cache.max_tokens))
             if request.is_finished:
                 return position + 1
         return len(sampled.token_ids)
 
     def _end(self, request: Request, status: RequestStatus, reason: FinishReason) -> None:
+        self._leave(request, reason)
+        request.finish(status, reason)
+
+    def _fail(self, request: Request, error: RowError) -> None:
+        self._leave(request, FinishReason.ERROR)
+        request.fail(error.code, error.message)
+
+    def _leave(self, request: Request, reason: FinishReason) -> None:
+        if self._observer is not None and request.row >= 0:
+            num_generated = len(request.generated_tokens)
+            self._observer.ended(request.row, reason.value, num_generated)
         self._release(request)
         del self._unfinished[request.request_id]
-        request.finish(status, reason)
         self._finished.append(request)
 
     def _release(self, request: Request) -> None:
