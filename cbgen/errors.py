@@ -4,6 +4,7 @@
     ├── UsageError       the user can mend it: recipe, options, files, model (exit 2)
     │   └── RecipeError  a place in a recipe: file, line, value, nearest known name
     ├── EngineError      the engine failed: out of memory, a model that raises (exit 3)
+    ├── StoppedEarly     the run was asked to end before its input did (exit 4, 130, 143)
     ├── OutputError      the output cannot be written: full disk, read-only folder (exit 3)
     └── RowError         one row cannot be answered; it becomes that row's `error`
 
@@ -37,6 +38,10 @@ class RecipeError(UsageError):
 
 class EngineError(CbgenError):
     """The engine failed and cannot go on; rows that were finished before stay valid."""
+
+
+class StoppedEarly(CbgenError):
+    """The run ended before its input did, as it was asked to; rows that finished are written."""
 
 
 class OutputError(CbgenError):

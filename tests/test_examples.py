@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
 
 from tests.helpers.sources import ROOT
 
@@ -28,14 +30,21 @@ def run_python(*arguments: str | Path, **environment: str) -> subprocess.Complet
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory) -> dict[str, dict]:
-    """The output rows of examples/prompts.jsonl by id, answered by the small real model."""
+def output_rows(tmp_path_factory) -> list[dict]:
+    """Output rows of both example inputs, answered in one run by the small real model."""
     out = tmp_path_factory.mktemp("examples") / "out.jsonl"
     finished = run_python(
-        "-m", "cbgen", "run", "recipes/smollm2.yaml", "-i", EXAMPLES / "prompts.jsonl", "-o", out
+        "-m", "cbgen", "run", "recipes/smollm2.yaml", "-o", out,
+        "-i", EXAMPLES / "prompts.jsonl", "-i", EXAMPLES / "openai_batch.jsonl",
     )  # fmt: skip
-    assert finished.returncode == 0, finished.stderr
-    return {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert finished.returncode == 1, finished.stderr  # one line asks for two answers
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def answers(output_rows) -> dict[str, dict]:
+    """The output rows of examples/prompts.jsonl by id."""
+    return {row["id"]: row for row in output_rows if "custom_id" not in row}
 
 
 def test_prompts_jsonl_is_answered_row_by_row_in_order(answers):
@@ -51,6 +60,18 @@ def test_prompts_jsonl_gets_real_answers(answers):
 
 def test_a_rows_own_generation_config_counts(answers):
     assert answers["brief"]["usage"]["completion_tokens"] <= 16
+
+
+def test_openai_batch_jsonl_is_answered_in_its_own_form(output_rows):
+    lines = {row["custom_id"]: row["response"] for row in output_rows if "custom_id" in row}
+    bodies = {custom_id: response["body"] for custom_id, response in lines.items()}
+    france = ChatCompletion.model_validate(bodies["request-france"])
+    assert "Paris" in france.choices[0].message.content
+    sky = Completion.model_validate(bodies["request-sky"])
+    assert len(sky.choices[0].logprobs.tokens) == sky.usage.completion_tokens == 8
+    assert list(lines) == [f"request-{name}" for name in ("france", "colours", "sky", "two")]
+    assert lines["request-two"]["status_code"] == 400
+    assert bodies["request-two"]["error"]["param"] == "n"
 
 
 def test_print_answers_shows_question_answer_and_error(tmp_path):

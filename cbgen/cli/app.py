@@ -15,6 +15,8 @@ from cbgen import __version__
 from cbgen.cli.exits import ExitCode, exit_code_of
 from cbgen.cli.init import init_command
 from cbgen.cli.logs import is_debug, logs_on_screen
+from cbgen.cli.merge import merge_command
+from cbgen.cli.plan import plan_command
 from cbgen.cli.run import run_command
 from cbgen.cli.schema import schema_command
 from cbgen.cli.screen import Screen
@@ -24,6 +26,8 @@ from cbgen.errors import CbgenError, UsageError
 
 app = typer.Typer(name="cbgen", add_completion=False)
 app.command("run")(run_command)
+app.command("merge")(merge_command)
+app.command("plan")(plan_command)
 app.command("init")(init_command)
 app.command("schema")(schema_command)
 
@@ -36,7 +40,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def cbgen_command(
-    version: Annotated[
+    show_version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
@@ -98,7 +102,8 @@ def _tell_failure(screen: Screen, error: BaseException) -> None:
     message = str(error) if expected else f"unexpected {type(error).__name__}: {error}"
     cause = error.__cause__
     while cause is not None:
-        if str(cause) not in message:
+        reason = cause.strerror if isinstance(cause, OSError) else str(cause)
+        if not reason or reason not in message:
             message += f"; caused by {type(cause).__name__}: {cause}"
         cause = cause.__cause__
     screen.error(message)

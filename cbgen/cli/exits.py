@@ -19,6 +19,8 @@ class ExitCode(IntEnum):
     """Recipe, command line, input or model are wrong."""
     FAILED = 3
     """The engine or the output failed; finished rows are on disk."""
+    STOPPED = 4
+    """Stopped by a time limit or the signal of a batch system, resumable."""
     INTERRUPTED = 130
     """Stopped by SIGINT (Ctrl-C)."""
     TERMINATED = 143

@@ -9,13 +9,12 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 
 from cbgen.engine.events import StepStats
+from cbgen.io.inputs import Inputs
 from cbgen.job.statistics import JobStatistics
 
 _WINDOW_SECONDS = 10.0
-_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,25 +64,18 @@ class ProgressMeter:
         self._started = time.monotonic()
         self._history: deque[tuple[float, int, int]] = deque()
 
-    def count_rows(self, path: str) -> None:
-        """Count the rows of an input file on a thread; until then they are not known.
+    def count_rows(self, inputs: Inputs) -> threading.Thread:
+        """Count the rows of the inputs on a thread, which is returned.
 
-        Blank lines count, so this can be too many until the job has read the file.
+        Blank lines count, so this can be too many until the job has read the files.
         """
 
         def count() -> None:
-            try:
-                with open(path, "rb", buffering=0) as stream:
-                    num_lines, last = 0, b"\n"
-                    while chunk := stream.read(_CHUNK_BYTES):
-                        num_lines += chunk.count(b"\n")
-                        last = chunk[-1:]
-            except OSError:
-                return  # the job says what is wrong with the file
-            self._lines = num_lines + (last != b"\n")
+            self._lines = inputs.count()
 
-        if Path(path).is_file():  # what comes out of a pipe can be read but once
-            threading.Thread(target=count, name="cbgen-counter", daemon=True).start()
+        thread = threading.Thread(target=count, name="cbgen-counter", daemon=True)
+        thread.start()
+        return thread
 
     def read(self) -> Progress:
         """Take a look."""
@@ -93,8 +85,8 @@ class ProgressMeter:
         return Progress(
             phase=statistics.phase,
             elapsed=time.monotonic() - self._started,
-            rows_done=statistics.rows_done,
-            rows_failed=statistics.rows_failed,
+            rows_done=statistics.rows_done + statistics.rows_resumed,
+            rows_failed=statistics.total().rows_failed,
             rows_left=left,
             seconds_left=self._seconds_left(left),
             tokens_in=tokens_in,
@@ -111,7 +103,7 @@ class ProgressMeter:
             if not known:
                 return None
             total = max(min(known), statistics.rows_read)
-        return max(0, total - statistics.rows_done)
+        return max(0, total - statistics.rows_done - statistics.rows_resumed)
 
     def _seconds_left(self, left: int | None) -> float | None:
         done = self._statistics.rows_done

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cbgen.cli.wording import count, percent, rate, seconds
+from cbgen.io.inputs import Inputs
 from cbgen.io.output_file import journal_path
 from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.values import show_yaml
@@ -22,6 +23,13 @@ _ORIGIN_COLUMN = 40
 _LONGEST_VALUE = 60
 _MANY_CUT = 0.1
 """Share of answers that end at their length limit from which on a hint is due."""
+
+
+def describe_inputs(inputs: Inputs) -> str:
+    """Return the inputs of a run in a few words."""
+    names = inputs.names
+    text = names[0] if len(names) == 1 else f"{names[0]} and {count(len(names) - 1, 'more files')}"
+    return text if inputs.shard.count == 1 else f"{text} (shard {inputs.shard})"
 
 
 def settings_lines(settings: Sequence[Setting]) -> list[str]:
@@ -55,7 +63,7 @@ def summary_lines(statistics: JobStatistics, output: str) -> list[str]:
         ("time", _time(statistics)),
         ("ended by", _finish_reasons(statistics)),
         ("", _length_hint(statistics)),
-        ("errors", _counted(statistics.errors)),
+        ("errors", _counted(statistics.total().errors)),
         ("", _failed_rows_hint(statistics, output)),
         ("preempted", _preemptions(statistics)),
         ("output", "stdout" if output == "-" else output),
@@ -65,26 +73,27 @@ def summary_lines(statistics: JobStatistics, output: str) -> list[str]:
 
 def written_rows(statistics: JobStatistics, output: str) -> str:
     """Return where the rows of a run are that ended early."""
-    done = statistics.rows_written
+    done = statistics.rows_written + statistics.rows_resumed
     if done == 0:
         return "no row was written"
     verb = "is" if done == 1 else "are"
     if output == "-":
         return f"{count(done, 'rows')} {verb} on stdout"
     places = [path for path in (output, journal_path(output)) if os.path.exists(path)]
-    return f"{count(done, 'rows')} {verb} in {' and '.join(places)}"
+    return f"{count(done, 'rows')} {verb} in {' and '.join(places)}; --resume goes on from there"
 
 
 def _rows(statistics: JobStatistics) -> str:
-    text = f"{count(statistics.rows_read)} read, {count(statistics.rows_answered)} answered"
-    return f"{text}, {count(statistics.rows_failed)} failed"
+    total = statistics.total()
+    text = f"{count(statistics.rows_read)} read, {count(total.rows_answered)} answered"
+    text += f", {count(total.rows_failed)} failed"
+    resumed = statistics.rows_resumed
+    return f"{text}; {count(resumed)} of these by an earlier run" if resumed else text
 
 
 def _tokens(statistics: JobStatistics) -> str:
-    return (
-        f"{count(statistics.prompt_tokens)} prompt, "
-        f"{count(statistics.completion_tokens)} completion"
-    )
+    total = statistics.total()
+    return f"{count(total.prompt_tokens)} prompt, {count(total.completion_tokens)} completion"
 
 
 def _time(statistics: JobStatistics) -> str:
@@ -100,30 +109,35 @@ def _time(statistics: JobStatistics) -> str:
 
 
 def _finish_reasons(statistics: JobStatistics) -> str:
-    answered = statistics.rows_answered
+    total = statistics.total()
+    answered = total.rows_answered
     if not answered:
         return ""
     return ", ".join(
         f"{reason} {count(number)} ({percent(number / answered)})"
-        for reason, number in statistics.finish_reasons.most_common()
+        for reason, number in total.finish_reasons.most_common()
         if reason != "error"
     )
 
 
 def _length_hint(statistics: JobStatistics) -> str:
-    cut = statistics.finish_reasons["length"]
-    if cut <= _MANY_CUT * statistics.rows_answered:
+    total = statistics.total()
+    if total.finish_reasons["length"] <= _MANY_CUT * total.rows_answered:
         return ""
     return "many answers are cut off by length: raise generation_config.max_new_tokens"
 
 
 def _failed_rows_hint(statistics: JobStatistics, output: str) -> str:
-    if not statistics.rows_failed:
+    if not statistics.total().rows_failed:
         return ""
     if output == "-":
         return "a failed row has an object as its last field, error"
-    # `error` is the last field of every row, and rows are written without spaces.
-    return f"""to see them: grep -v '"error":null}}$' {shlex.quote(output)}"""
+    # `error` is the last field of every row, and rows are written without spaces. A refusal in
+    # OpenAI's form has null there and the error in the body of its response.
+    pattern = """-v '"error":null}$'"""
+    if statistics.has_batch_lines:
+        pattern = """-E '"response":{"status_code":[45]|[^l]}$'"""
+    return f"to see them: grep {pattern} {shlex.quote(output)}"
 
 
 def _preemptions(statistics: JobStatistics) -> str:

@@ -60,8 +60,9 @@ class IdIndex:
             self._add(key, self._slot(key), position)
             return replace(record, id=new_id)
         first = self._place(self._slots[slot])
+        name = "id" if record.dialect is None else "custom_id"
         message = (
-            f"{record.place}: id {record.id!r} was used already at {first}; "
+            f"{record.place}: {name} {record.id!r} was used already at {first}; "
             "give each row its own id, or set output.on_duplicate_id: suffix"
         )
         return replace(record, error=RowError("duplicate_id", message))

@@ -16,7 +16,6 @@ from pathlib import Path
 from cbgen.errors import OutputError, UsageError
 
 _STDOUT = 1
-_PACKED_SUFFIXES = (".gz", ".zst", ".parquet")
 _FILE_MODE = 0o666  # less the umask, as open() does
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # file systems that know no fsync
 
@@ -28,7 +27,7 @@ class ClosedOutput(Exception):
 class OutputFile:
     """An open output.
 
-    What a file held before stays until `clear`, so that a run that fails before its first row
+    What a file held before stays until `cut`, so that a run that fails before its first row
     destroys nothing.
     """
 
@@ -51,19 +50,24 @@ class OutputFile:
         """
         if path == "-":
             return cls(path, _STDOUT, created=False)
-        _refuse_path(path, overwrite=overwrite)
+        refuse_path(path, overwrite=overwrite)
         created = not os.path.lexists(path)
         flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if created else 0)
-        if _is_device(path):
+        if is_device(path):
             flags = os.O_WRONLY
         try:
             return cls(path, os.open(path, flags, _FILE_MODE), created=created)
         except OSError as error:
             raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
 
-    def clear(self) -> None:
-        """Drop what a regular file holds."""
-        self.size = 0
+    @property
+    def descriptor(self) -> int:
+        """The open file."""
+        return self._descriptor
+
+    def cut(self, size: int = 0) -> None:
+        """Drop what a regular file holds beyond its first `size` bytes."""
+        self.size = size
         if self.is_regular:
             self._cut_torn_line()
             self._unsynced = True
@@ -166,21 +170,25 @@ class OutputFile:
                 self._torn = False
 
     def _output_error(self, error: OSError) -> OutputError:
-        remedy = "the rows before it are safe"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy += "; make room, then run again"
-        return OutputError(f"{self.path}: cannot be written: {error.strerror or error}; {remedy}")
+        message = f"{self.path}: cannot be written: {error.strerror or error}"
+        if self.is_regular:
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "make room, then run again with --resume" if is_full else "--resume goes on"
+            message += f"; the rows before it are safe: {remedy}"
+        return OutputError(message)
 
 
 def refuse_same_file(input_path: str, output_path: str) -> None:
-    """Refuse an output that is the input, or whose journal is, through links and redirections too.
+    """Refuse an output that is the input, through links and redirections too.
+
+    The files beside the output count as it does.
 
     Raises:
         UsageError: they are one file.
     """
     source = _regular_status(input_path, 0)
-    outputs = [output_path] if output_path == "-" else [output_path, journal_path(output_path)]
-    for path in outputs:
+    beside = [] if output_path == "-" else [journal_path(output_path), run_path(output_path)]
+    for path in [output_path, *beside]:
         target = _regular_status(path, _STDOUT)
         if source is not None and target is not None and os.path.samestat(source, target):
             raise UsageError(
@@ -193,6 +201,11 @@ def journal_path(path: str) -> str:
     return path + ".journal"
 
 
+def run_path(path: str) -> str:
+    """Return where it is noted what made an output."""
+    return path + ".run"
+
+
 def replace_file(new_path: str, path: str) -> None:
     """Give a synced file the name of another one, lasting through a power failure.
 
@@ -201,13 +214,26 @@ def replace_file(new_path: str, path: str) -> None:
     """
     try:
         os.replace(new_path, path)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be replaced: {error.strerror or error}") from error
+    sync_folder(path)
+
+
+def sync_folder(path: str) -> None:
+    """Put on disk under which names the files beside `path` lie.
+
+    Raises:
+        OutputError: the disk fails.
+    """
+    try:
         folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
     except OSError as error:
-        raise OutputError(f"{path}: cannot be replaced: {error.strerror or error}") from error
+        if error.errno not in _NO_SYNC:
+            raise OutputError(f"{path}: cannot be synced: {error.strerror or error}") from error
 
 
 def _regular_status(path: str, descriptor: int) -> os.stat_result | None:
@@ -218,19 +244,25 @@ def _regular_status(path: str, descriptor: int) -> os.stat_result | None:
     return status if stat.S_ISREG(status.st_mode) else None
 
 
-def _refuse_path(path: str, *, overwrite: bool) -> None:
-    if path.endswith(_PACKED_SUFFIXES):
-        raise UsageError(f"{path}: packed output is not written yet; pack the JSONL afterwards")
+def refuse_path(path: str, *, overwrite: bool) -> None:
+    """Refuse a path where no output can be written.
+
+    Raises:
+        UsageError: it is a folder, lies in none, or exists and may not be overwritten.
+    """
     if os.path.isdir(path):
         raise UsageError(f"{path}: is a folder; give the name of a file in it")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise UsageError(f"{path}: the folder {folder} does not exist; create it first")
-    if os.path.lexists(path) and not overwrite and not _is_device(path):
-        raise UsageError(f"{path}: already exists; use --overwrite, or choose another output")
+    if os.path.lexists(path) and not overwrite and not is_device(path):
+        raise UsageError(
+            f"{path}: already exists; use --resume to go on with it, --overwrite to replace it, or "
+            "choose another output"
+        )
 
 
-def _is_device(path: str) -> bool:
+def is_device(path: str) -> bool:
     """Whether a path is a pipe or a device, which has nothing to overwrite."""
     return os.path.exists(path) and not os.path.isfile(path)
 

@@ -1,17 +1,17 @@
 r"""JSONL bytes to records, lazily.
 
 Lines end at `\n` and nowhere else. Every line that is not blank becomes one Record, a bad one too:
-no content makes the reader raise. Knows nothing of prompts; what a record's columns mean is in
-prompts.py.
+no content makes the reader raise. Knows nothing of files, which are opened in opening.py, and
+nothing of prompts; what a record's columns mean is in prompts.py.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Literal
 
 from cbgen.errors import RowError, UsageError
 from cbgen.io.decode import decode_row
@@ -22,7 +22,6 @@ MAX_LINE_BYTES = 256 * 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _WHITE_SPACE = b" \t\r\n"
 _BUFFER_BYTES = 2**20
-_PACKED_SUFFIXES = (".gz", ".zst", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +42,15 @@ class Record:
     """The row's own id, else its index; None where the line could not be read or the id is bad."""
     columns: dict[str, Any] | None
     error: RowError | None
+    dialect: Literal["openai", "vllm"] | None = None
+    """How it is answered, where it is a line of a batch file; its id is then the `custom_id`."""
+    digest: bytes = field(default=b"", compare=False)
+    """8 bytes that tell its content from another's, white space around it aside."""
 
     @property
     def place(self) -> str:
         """Where the record stands, as `source:line`."""
         return f"{self.source}:{self.line}"
-
-
-def open_input(path: str) -> BinaryIO:
-    """Open the input for `read_records`; `-` is stdin.
-
-    Raises:
-        UsageError: it cannot be opened, or its format is not read.
-    """
-    if path == "-":
-        if sys.stdin is None:
-            raise UsageError("-i -: stdin is closed; give a file or pipe rows in")
-        try:
-            # A stream of its own: at exit the interpreter waits for the lock of sys.stdin, and a
-            # thread that waits for a pipe would hold it.
-            return open(sys.stdin.fileno(), "rb", buffering=_BUFFER_BYTES, closefd=False)
-        except OSError:  # a stand-in for stdin, as test runners have
-            return sys.stdin.buffer
-    if path.endswith(_PACKED_SUFFIXES):
-        raise UsageError(
-            f"{path}: packed input is not read yet; unpack it to JSONL first, "
-            f"for example `zcat FILE.gz | cbgen run RECIPE -i - ...`"
-        )
-    try:
-        return open(path, "rb", buffering=_BUFFER_BYTES)
-    except OSError as error:
-        raise UsageError(f"{path}: the input cannot be opened: {error.strerror}") from error
 
 
 def read_records(
@@ -92,13 +69,21 @@ def read_records(
         max_line_bytes: a longer line becomes an error record and is not kept.
 
     Raises:
-        UsageError: the stream itself fails, as a broken disk does.
+        UsageError: the stream itself fails, as a broken disk or a torn .gz file does; every line
+            before that was given.
     """
+    lines = _read_lines(stream, source, max_line_bytes)
+    return records_from(lines, source, first_index=first_index)
+
+
+def records_from(
+    lines: Iterable[bytes | RowError], source: str, *, first_index: int = 0
+) -> Iterator[Record]:
+    """Yield one Record for each line that is not blank, or that could not be read."""
     index = first_index
-    for number, line in enumerate(_read_lines(stream, source, max_line_bytes), 1):
-        if line is None:
-            message = f"{source}:{number}: the line is longer than {max_line_bytes} bytes"
-            yield Record(index, number, source, None, None, RowError("line_too_long", message))
+    for number, line in enumerate(lines, 1):
+        if isinstance(line, RowError):
+            yield _failed_record(index, number, source, line, content_digest(line.code.encode()))
         elif not line.strip(_WHITE_SPACE):
             continue
         else:
@@ -119,20 +104,24 @@ def record_of(row: Mapping[str, Any], *, index: int, source: str) -> Record:
     return _read_record(index, index + 1, source, line)
 
 
-def _read_lines(stream: BinaryIO, source: str, max_line_bytes: int) -> Iterator[bytes | None]:
-    """Yield each line, None for one that is too long."""
+def _read_lines(stream: BinaryIO, source: str, max_line_bytes: int) -> Iterator[bytes | RowError]:
+    """Yield each line, an error for one that is too long."""
     longest = max_line_bytes + 1  # with its line end
+    number = 0
     try:
         line = stream.readline(longest).removeprefix(_BYTE_ORDER_MARK)
         while line:
             if len(line) >= longest and not line.endswith(b"\n"):
                 _skip_line(stream)
-                yield None
+                message = f"the line is longer than {max_line_bytes} bytes"
+                yield RowError("line_too_long", message)
             else:
                 yield line
+            number += 1
             line = stream.readline(longest)
     except OSError as error:
-        raise UsageError(f"{source}: cannot be read: {error.strerror or error}") from error
+        reached = f" beyond line {number}" if number else ""
+        raise UsageError(f"{source}: cannot be read{reached}: {error.strerror or error}") from error
 
 
 def _skip_line(stream: BinaryIO) -> None:
@@ -140,19 +129,30 @@ def _skip_line(stream: BinaryIO) -> None:
         pass
 
 
+def content_digest(line: bytes) -> bytes:
+    """Return the `digest` of a record that stands on this line."""
+    return hashlib.blake2b(line.strip(_WHITE_SPACE), digest_size=8).digest()
+
+
 def _read_record(index: int, number: int, source: str, line: bytes) -> Record:
+    digest = content_digest(line)
     try:
         columns = decode_row(line)
     except RowError as error:
-        placed = RowError(error.code, f"{source}:{number}: {error.message}")
-        return Record(index, number, source, None, None, placed)
+        return _failed_record(index, number, source, error, digest)
     given = columns.get("id")
     if given is None:
-        return Record(index, number, source, index, columns, None)
+        return Record(index, number, source, index, columns, None, digest=digest)
     if isinstance(given, str) or (isinstance(given, int) and not isinstance(given, bool)):
-        return Record(index, number, source, given, columns, None)
+        return Record(index, number, source, given, columns, None, digest=digest)
     message = f"{source}:{number}: id must be a string or an integer, got {shorten(given)}"
-    return Record(index, number, source, None, columns, RowError("invalid_id", message))
+    bad_id = RowError("invalid_id", message)
+    return Record(index, number, source, None, columns, bad_id, digest=digest)
+
+
+def _failed_record(index: int, number: int, source: str, error: RowError, digest: bytes) -> Record:
+    placed = RowError(error.code, f"{source}:{number}: {error.message}")
+    return Record(index, number, source, None, None, placed, digest=digest)
 
 
 def shorten(value: object) -> str:

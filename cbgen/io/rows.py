@@ -6,7 +6,7 @@ Takes plain values, so that it knows no engine. Numbers that are not finite are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -123,6 +123,16 @@ def _output_name(name: str, columns: dict[str, Any]) -> str:
         while output_name in columns:
             output_name = "input_" + output_name
     return output_name
+
+
+def row_error(row: Mapping[str, Any]) -> str | None:
+    """Return the message of the error that an output row of any dialect carries, else None."""
+    error, response = row["error"], row.get("response")
+    if error is None and "index" not in row and isinstance(response, dict):  # an OpenAI line
+        error = response["body"].get("error")
+    while isinstance(error, dict):
+        error = error.get("error", error.get("message"))
+    return None if error is None else str(error)
 
 
 def logprobs_object(

@@ -67,7 +67,11 @@ class Journal:
 
     def clear(self) -> None:
         """Drop all lines, those that an earlier run left too."""
-        self._file.clear()
+        self._file.cut()
+
+    def cut(self, size: int) -> None:
+        """Keep the first `size` bytes, which are lines of an earlier run."""
+        self._file.cut(size)
 
     def append(self, line: bytes) -> None:
         """Keep a line at the offset `size`, on its way to disk."""
@@ -80,7 +84,7 @@ class Journal:
     def rewrite(self, lines: Iterable[bytes]) -> None:
         """Keep these lines alone; at every moment one complete file has the journal's name."""
         replacement = OutputFile.open(self._path + _NEW, overwrite=True)
-        replacement.clear()
+        replacement.cut()
         complete = False
         try:
             for line in lines:
@@ -186,18 +190,34 @@ class WaitingRows:
         """Whether a row waits."""
         return self._waiting_bytes > 0
 
+    @property
+    def end(self) -> int:
+        """The index behind the last row that is known."""
+        return self.next_index + len(self._offsets) - self._head
+
     def put(self, index: int, line: bytes) -> None:
         """Keep a row until its turn."""
+        self._check_free(index)
+        offset = self.store.size
+        self.store.append(line)
+        self.place(index, offset, len(line))
+
+    def place(self, index: int, offset: int, size: int) -> None:
+        """Note a row that the store holds already."""
+        self._check_free(index)
         position = self._head + index - self.next_index
         missing = position + 1 - len(self._offsets)
         if missing > 0:
             self._offsets.extend(array("Q", [0]) * missing)
-        is_free = index >= self.next_index and not self._offsets[position]
-        assert is_free, f"row {index} came twice"
-        offset = self.store.size
-        self.store.append(line)
         self._offsets[position] = offset + 1
-        self._waiting_bytes += len(line)
+        self._waiting_bytes += size
+
+    def first_missing(self) -> int:
+        """Return the first index that has not come; `end` where there is no gap."""
+        for index in range(self.next_index, self.end):
+            if not self._offsets[self._head + index - self.next_index]:
+                return index
+        return self.end
 
     def ready(self, most_bytes: int) -> list[bytes]:
         """Return rows whose turn it is, in order: one at least, of about `most_bytes` in all."""
@@ -256,6 +276,13 @@ class WaitingRows:
                 yield line
             else:
                 moved.append(0)
+
+    def _check_free(self, index: int) -> None:
+        known = self.next_index <= index < self.end
+        is_free = index >= self.end or (
+            known and not self._offsets[self._head + index - self.next_index]
+        )
+        assert is_free, f"row {index} came twice"
 
     def _advance(self, count: int) -> None:
         self.next_index += count

@@ -1,8 +1,10 @@
 """Output rows to OUT in the order asked for, each with the system before `write` returns.
 
-In order `input` the rows that finish ahead wait in OUT.journal, or for stdout and other streams in
-memory and a temporary file. After a crash OUT and the journal together hold every row that was
-written; a row may stand in both. Knows nothing of what a row says.
+A row goes to OUT at once where it can: as a line, when its turn has come. Otherwise it waits in
+OUT.journal, or for stdout and other streams in memory and a temporary file. Rows for .gz and .zst
+stay in the journal until the frame that holds them is on disk, those for .parquet until the end.
+After a crash OUT and the journal together hold every row that was written; a row may stand in both.
+Knows nothing of what a row says.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from types import TracebackType
 from typing import Literal, Self
 
 from cbgen.errors import OutputError
+from cbgen.io.content import format_of_name
+from cbgen.io.earlier import EarlierRows
+from cbgen.io.frames import FrameFile
 from cbgen.io.output_file import ClosedOutput, OutputFile, journal_path, refuse_same_file
+from cbgen.io.run_file import RunFile
+from cbgen.io.table_file import TableFile
 from cbgen.io.waiting import Journal, Spool, WaitingRows
 
 __all__ = ["ClosedOutput", "RowWriter", "refuse_same_file"]
@@ -30,12 +37,14 @@ _CHUNK_BYTES = 2**20
 class RowWriter:
     """Writer of one output; one thread at a time may call it.
 
-    Until the first row is written an earlier output that is to be overwritten stays as it was.
+    Until the first row is written an earlier output stays as it was.
 
     Args:
-        path: the file, or `-` for stdout.
+        path: the file, or `-` for stdout; its suffix says how it is packed.
         order: `input`: by index, which counts from 0 without gaps; `completion`: as the rows come.
         overwrite: replace what exists instead of refusing it.
+        earlier: rows of an earlier run to go on from; then `write` gets the others alone.
+        run: the locked OUT.run; it begins when the output does, and is closed with it.
 
     Raises:
         UsageError: the output or its journal exists, or cannot be written.
@@ -47,27 +56,20 @@ class RowWriter:
         *,
         order: Literal["input", "completion"] = "input",
         overwrite: bool = False,
+        earlier: EarlierRows | None = None,
+        run: RunFile | None = None,
     ) -> None:
-        path = "-" if path == "/dev/stdout" else path
-        self._journal: Journal | None = None
-        self._waiting: WaitingRows | None = None
+        self._path = "-" if path == "/dev/stdout" else path
+        self._order = order
+        self._earlier = earlier
+        self._run = run
+        self._touched = False  # whether files may have changed
         self._begun = False
         self._closed = False
         self._synced_at = time.monotonic()
-        self._output = OutputFile.open(path, overwrite=overwrite)
-        if order == "completion":
-            return
-        if not self._output.is_regular:
-            self._waiting = WaitingRows(Spool())
-            return
-        opened = False
-        try:
-            self._journal = Journal(journal_path(path), overwrite=overwrite)
-            opened = True
-        finally:
-            if not opened:
-                self._output.remove_if_created()
-        self._waiting = WaitingRows(self._journal)
+        self._journal: Journal | None = None
+        self._open(overwrite or earlier is not None)
+        self._waiting = WaitingRows(self._journal or Spool())
 
     def write(self, index: int, line: bytes) -> None:
         r"""Write the row of an index: one line with its `\n`.
@@ -77,17 +79,17 @@ class RowWriter:
             ClosedOutput: the reader of the pipe has gone.
         """
         assert line.endswith(b"\n"), "a row ends its line"
-        if not self._begun:
-            self._begin()
-        if self._waiting is None:
+        self._begin()
+        waiting = self._waiting
+        place = index if self._order == "input" else waiting.end
+        if place == waiting.next_index and not isinstance(self._output, TableFile):
+            if isinstance(self._output, FrameFile):
+                waiting.store.append(line)  # until its frame is on disk
             self._output.append(line)
-        elif index == self._waiting.next_index:
-            self._output.append(line)
-            self._waiting.pass_one()
+            waiting.pass_one()
         else:
-            self._waiting.put(index, line)
-        if self._waiting:
-            self._drain(self._waiting, DRAIN_BYTES)
+            waiting.put(place, line)
+        self._drain(DRAIN_BYTES)
         self.sync_if_due()
 
     def sync_if_due(self) -> None:
@@ -97,7 +99,7 @@ class RowWriter:
             OutputError: the disk fails.
         """
         now = time.monotonic()
-        if now - self._synced_at >= SYNC_SECONDS:
+        if now - self._synced_at >= SYNC_SECONDS and self._begun:
             self._synced_at = now
             self._sync()
 
@@ -111,21 +113,19 @@ class RowWriter:
         """
         if self._closed:
             return
-        if not self._begun:
+        if self._is_old_table():
+            if self._run is not None:
+                self._run.begin()
+        else:
             self._begin()
-        if self._waiting is not None:
-            while self._drain(self._waiting, DRAIN_BYTES):
-                pass
-            if self._waiting:
-                raise OutputError(
-                    f"{self._output.path}: row {self._waiting.next_index} never came; "
-                    "the rows after it are kept in the journal"
-                )
-        self._output.sync()
+            self._finish()
+        if self._run is not None:
+            self._run.sync()
         self._closed = True
         self._output.close()
-        if self._waiting is not None:
-            self._waiting.store.discard()
+        self._waiting.store.discard()
+        if self._run is not None:
+            self._run.close()
 
     def abort(self) -> None:
         """End before all rows are there, losing none: OUT and the journal stay, to be resumed.
@@ -137,16 +137,17 @@ class RowWriter:
             return
         self._closed = True
         with contextlib.suppress(OutputError, ClosedOutput):
-            if self._waiting is not None and self._journal is None:
+            if self._journal is None:
                 for line in self._waiting.remaining():
                     self._output.append(line)
-        with contextlib.suppress(OutputError):
-            self._sync()
-        for file in (self._output, self._journal):
+        with contextlib.suppress(OutputError, ClosedOutput):
+            if self._begun:
+                self._sync()
+        for file in (self._output, self._journal, self._run):
             if file is not None:
                 with contextlib.suppress(OutputError):
-                    file.close() if self._begun else file.remove_if_created()
-        if self._journal is None and self._waiting is not None:
+                    file.close() if self._touched else file.remove_if_created()
+        if self._journal is None:
             self._waiting.store.discard()
 
     def __enter__(self) -> Self:
@@ -171,26 +172,88 @@ class RowWriter:
             if not closed:
                 self.abort()
 
-    def _begin(self) -> None:
-        self._output.clear()
-        if self._journal is not None:
-            self._journal.clear()
-        self._begun = True
+    def _open(self, overwrite: bool) -> None:
+        """Open output and journal, both or none."""
+        kind = format_of_name(self._path) if self._path != "-" else "text"
+        self._output: OutputFile | FrameFile | TableFile
+        if kind == "parquet":
+            self._output = TableFile(self._path, overwrite=overwrite)
+        else:
+            self._output = OutputFile.open(self._path, overwrite=overwrite)
+        opened = False
+        try:
+            if kind in ("gzip", "zstd") and isinstance(self._output, OutputFile):
+                self._output = FrameFile(self._output, kind)
+            is_direct = self._order == "completion" and isinstance(self._output, OutputFile)
+            if self._output.is_regular and (not is_direct or self._earlier is not None):
+                self._journal = Journal(journal_path(self._path), overwrite=overwrite)
+            opened = True
+        finally:
+            if not opened:
+                self._output.remove_if_created()
 
-    def _drain(self, waiting: WaitingRows, most_bytes: int) -> bool:
+    def _is_old_table(self) -> bool:
+        """Whether the output is a table that an earlier run finished, with no rows to add."""
+        is_old = not self._touched and isinstance(self._output, TableFile)
+        return is_old and self._earlier is not None and self._earlier.is_complete
+
+    def _begin(self) -> None:
+        """Turn to writing, the first time; then see that OUT.run is ahead of the rows."""
+        if not self._begun:
+            assert not self._touched, "after an error nothing is written"
+            self._touched = True
+            if self._earlier is None:
+                self._output.cut()
+                if self._journal is not None:
+                    self._journal.clear()
+            else:
+                assert self._journal is not None, "who resumes has a journal"
+                if isinstance(self._output, TableFile):
+                    self._earlier.move_all()
+                self._waiting = self._earlier.apply(self._output, self._journal)
+            if self._run is not None:
+                self._output.sync()  # OUT.run must not speak of other rows than these files hold
+                self._waiting.store.sync()
+                self._run.begin()
+            self._begun = True
+        if self._run is not None:
+            self._run.flush()
+
+    def _finish(self) -> None:
+        """Write all rows that wait, and sync."""
+        waiting = self._waiting
+        if isinstance(self._output, TableFile):
+            if waiting.first_missing() == waiting.end:
+                self._output.write(waiting.remaining)
+                return
+        else:
+            while self._drain(DRAIN_BYTES):
+                pass
+            if not waiting:
+                self._output.sync()
+                return
+        raise OutputError(
+            f"{self._path}: row {waiting.first_missing()} never came; the rows after it are kept "
+            "in the journal"
+        )
+
+    def _drain(self, most_bytes: int) -> bool:
         """Move rows whose turn it is to OUT; return whether any was moved."""
-        moved = 0
+        if isinstance(self._output, TableFile):
+            return False
+        waiting, moved = self._waiting, 0
         while moved < most_bytes and (lines := waiting.ready(_CHUNK_BYTES)):
             chunk = b"".join(lines)
             self._output.append(chunk)
             waiting.drop(lines)
             moved += len(chunk)
-        if moved and waiting.is_wasteful(COMPACT_BYTES):
+        if waiting.is_wasteful(COMPACT_BYTES):
             self._output.sync()  # before the journal's copies go
             waiting.compact()
         return moved > 0
 
     def _sync(self) -> None:
+        if self._run is not None:
+            self._run.sync()
         self._output.sync()
-        if self._waiting is not None:
-            self._waiting.store.sync()
+        self._waiting.store.sync()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
 from cbgen.errors import RowError
+from cbgen.io.openai_responses import CANCELLED, RowDialect
 from cbgen.io.reader import Record
-from cbgen.io.rows import Answer, OutputRows, logprobs_object
+from cbgen.io.rows import Answer, logprobs_object
 from cbgen.job.generation import RowGeneration
 
 
@@ -18,20 +20,24 @@ class AnswerBuilder:
 
     Args:
         tokenizer: None for a model without one; rows then have token ids and no text.
-        rows: lays out the rows.
+        dialects: lay out the rows of the records of each dialect; None has those without one.
         token_ids: whether rows also carry the ids of prompt and answer.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None, rows: OutputRows, *, token_ids: bool
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        dialects: Mapping[str | None, RowDialect],
+        *,
+        token_ids: bool,
     ) -> None:
         self._tokenizer = tokenizer
-        self._rows = rows
+        self._dialects = dialects
         self._token_ids = token_ids or tokenizer is None
 
     def failure(self, record: Record, error: RowError) -> dict[str, Any]:
         """Return the row of a record that could not be answered."""
-        return self._rows.failure(record, error)
+        return self._dialects[record.dialect].failure(record, error)
 
     def answer(
         self, record: Record, output: GenerationOutput, generation: RowGeneration
@@ -46,9 +52,12 @@ class AnswerBuilder:
             raise RowError(
                 output.error_code or "engine_error", output.error, type="invalid_request"
             )
+        if output.status is RequestStatus.CANCELLED and record.dialect is not None:
+            raise RowError(CANCELLED, "the run ended before the answer did", type="engine_error")
         assert output.finish_reason is not None, "an answered request has ended"
         token_ids = output.generated_tokens
-        return self._rows.answer(
+        gives_ids = self._token_ids or record.dialect is not None  # its body may ask for them
+        return self._dialects[record.dialect].answer(
             record,
             Answer(
                 text=self._decode(token_ids, generation.skip_special_tokens),
@@ -57,8 +66,8 @@ class AnswerBuilder:
                 prompt_tokens=len(output.prompt_ids),
                 completion_tokens=len(token_ids),
                 logprobs=self._logprobs(output) if generation.params.logprobs is not None else None,
-                token_ids=token_ids if self._token_ids else None,
-                prompt_token_ids=output.prompt_ids if self._token_ids else None,
+                token_ids=token_ids if gives_ids else None,
+                prompt_token_ids=output.prompt_ids if gives_ids else None,
             ),
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from cbgen.io.identity import IdIndex
+from cbgen.io.openai_requests import identify
 from cbgen.io.reader import Record, record_of
 from cbgen.job.session import compile_template, open_session
 from cbgen.job.statistics import JobStatistics
@@ -62,4 +63,5 @@ def _generate(
 def _records(recipe: Recipe, rows: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
     ids = IdIndex(recipe.output.on_duplicate_id)
     for index, row in enumerate(rows):
-        yield ids.admit(record_of(row, index=index, source="rows"))
+        record = identify(record_of(row, index=index, source="rows"), "auto")
+        yield ids.admit(record)

@@ -16,13 +16,14 @@ answered as they come.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cbgen.engine.events import StepStats
-from cbgen.engine.request import GenerationOutput, Request
-from cbgen.errors import EngineError, RowError
+from cbgen.engine.request import GenerationOutput, Request, RequestStatus
+from cbgen.errors import EngineError, RowError, UsageError
 from cbgen.io.reader import Record
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.channel import Channel, ChannelClosed
@@ -42,6 +43,9 @@ class EngineService(Protocol):
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests; each ends in exactly one output at the sink."""
 
+    def wind_down(self, deadline: float) -> None:
+        """Cancel what waits now, and what still runs at `deadline` of `time.monotonic()`."""
+
     def stats(self) -> StepStats:
         """Return counts as of the last step."""
 
@@ -51,6 +55,8 @@ class _InputEnd:
     """Stands behind the last row of the input."""
 
     num_rows: int
+    failure: UsageError | None = None
+    """What keeps the input from being read any further."""
 
 
 class Results:
@@ -101,11 +107,31 @@ class BatchJob:
         self._records: Channel[Record] = Channel(capacity=max_in_flight)
         self._slots = Slots(max_in_flight)
         self._in_flight: dict[str, PreparedRow] = {}
+        self._num_records: int | None = None  # known once the input has ended
+        self._stops_early = False
+        self._is_complete = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `rows` has ended and given a row for every record."""
+        return self._is_complete
+
+    def stop_early(self, grace: float = 0.0) -> None:
+        """Take no more records; `rows` then ends by itself, with `is_complete` False.
+
+        Rows that run may finish within `grace` seconds; the others get no output row. Any thread
+        may call this at any time, and again with less grace.
+        """
+        self._stops_early = True
+        self._statistics.phase = "stopping"
+        self._records.close()
+        self._slots.close()
+        self._engine.wind_down(time.monotonic() + grace)
 
     def rows(
         self, records: Iterable[Record], *, on_idle: Callable[[], None] = lambda: None
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield index and output row of every record, as they finish.
+        """Yield index and output row of every record, as they finish. To be called once.
 
         Args:
             records: are read on another thread, a bounded number ahead.
@@ -113,25 +139,32 @@ class BatchJob:
 
         Raises:
             EngineError: the engine failed.
-            UsageError: the input cannot be read any further.
+            UsageError: the input cannot be read any further; the rows before that were given.
         """
         self._start("cbgen-reader", lambda: self._read(records))
         self._start("cbgen-preparer", self._prepare)
         num_rows: int | None = None
-        num_given = 0
+        failure: UsageError | None = None
+        num_given, num_dropped = 0, 0
         try:
-            while num_given != num_rows:
+            while num_given + num_dropped != num_rows:
                 items = self._results.take(timeout=_IDLE_SECONDS)
                 self._statistics.engine = self._engine.stats()
                 if not items:
                     on_idle()
                 for item in items:
                     if isinstance(item, _InputEnd):
-                        num_rows = item.num_rows
+                        num_rows, failure = item.num_rows, item.failure
+                        continue
+                    if self._is_dropped(item):
+                        num_dropped += 1
                         continue
                     yield self._finish(item)
                     num_given += 1
                     self._slots.release()
+            if failure is not None:
+                raise failure
+            self._is_complete = num_given == self._num_records
         finally:
             # Nothing blocks on these any more, so the threads end by themselves.
             self._results.close()
@@ -151,22 +184,35 @@ class BatchJob:
         threading.Thread(target=run, name=name, daemon=True).start()
 
     def _read(self, records: Iterable[Record]) -> None:
+        num_records = 0
         try:
             for record in records:
                 self._records.put(record)
                 self._statistics.rows_read += 1
+                num_records += 1
+        except ChannelClosed:
+            raise  # no failure: no more records are wanted
+        except UsageError as error:
+            self._records.fail(error)
+            return  # it is told behind the rows before it
         except BaseException as error:
             self._records.fail(error)
             raise
+        self._num_records = num_records
         self._statistics.input_ended = True
         self._records.close()
 
     def _prepare(self) -> None:
         num_rows = 0
+        failure: UsageError | None = None
         while granted := self._slots.acquire(_GROUP):
-            records = self._records.take(granted)
+            try:
+                records = self._records.take(granted)
+            except UsageError as error:
+                failure = error
+                break
             self._slots.release(granted - len(records))
-            if not records:
+            if not records or self._stops_early:
                 break
             num_rows += len(records)
             requests = []
@@ -178,12 +224,19 @@ class BatchJob:
                     requests.append(row.request)
             if requests:
                 self._engine.submit(requests)
-        self._results.put(_InputEnd(num_rows))
+        self._results.put(_InputEnd(num_rows, failure))
+
+    def _is_dropped(self, item: GenerationOutput | PreparedRow) -> bool:
+        """Whether an early stop took the row away from the engine."""
+        if not self._stops_early or isinstance(item, PreparedRow):
+            return False
+        return item.status is RequestStatus.CANCELLED
 
     def _finish(self, item: GenerationOutput | PreparedRow) -> tuple[int, dict[str, Any]]:
         statistics = self._statistics
         row = item if isinstance(item, PreparedRow) else self._in_flight.pop(item.request_id)
         record = row.record
+        statistics.has_batch_lines |= record.dialect is not None
         try:
             if isinstance(item, PreparedRow):
                 assert item.error is not None, "a row without a request has an error"
@@ -194,6 +247,6 @@ class BatchJob:
             statistics.count_failure(error.code)
             return record.index, self._answers.failure(record, error)
         statistics.count_answer(
-            output_row["finish_reason"], len(item.prompt_ids), len(item.generated_tokens)
+            str(item.finish_reason), len(item.prompt_ids), len(item.generated_tokens)
         )
         return record.index, output_row

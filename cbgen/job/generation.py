@@ -35,7 +35,8 @@ class GenerationSettings:
         recipe: checked fields of the recipe.
         eos_token_ids: the model's ends of sequence, used where no level sets `eos_token_id`.
         run_seed: seed of rows without one of their own.
-        logprobs: which log-probabilities rows want.
+        logprobs: which log-probabilities rows want that do not say it themselves.
+        logprobs_mode: which those rows get that want some.
 
     Raises:
         UsageError: the model's own settings hold something that is not supported.
@@ -49,25 +50,37 @@ class GenerationSettings:
         eos_token_ids: frozenset[int],
         run_seed: int,
         logprobs: Literal["raw", "processed"] | None,
+        logprobs_mode: Literal["raw", "processed"] = "raw",
     ) -> None:
         self._recipe = recipe
         self._model = _check_model_fields(model, overridden=recipe)
         self._eos_token_ids = eos_token_ids
         self._run_seed = run_seed
         self._logprobs = logprobs
+        self._logprobs_mode = logprobs_mode
         self._shared = self._merge({})
 
-    def for_row(self, row_id: str, given: Mapping[str, Any] | None) -> RowGeneration:
+    def for_row(
+        self, row_id: str, given: Mapping[str, Any] | None, *, logprobs: bool | None = None
+    ) -> RowGeneration:
         """Return the settings of a row.
+
+        Args:
+            row_id: its id, for the seed.
+            given: its own fields.
+            logprobs: whether it wants log-probabilities; None = as the recipe says.
 
         Raises:
             RowError: a field that the row gives is wrong, or contradicts the recipe.
         """
+        mode = self._logprobs
+        if logprobs is not None:
+            mode = self._logprobs_mode if logprobs else None
         if not given:
-            return self._resolve(self._shared, row_id, {})
+            return self._resolve(self._shared, row_id, {}, mode)
         try:
             fields = check_generation_fields(given)
-            return self._resolve(self._merge(fields), row_id, fields)
+            return self._resolve(self._merge(fields), row_id, fields, mode)
         except (FieldError, ValueError) as error:
             raise RowError("invalid_generation_config", f"generation_config: {error}") from error
 
@@ -111,7 +124,11 @@ class GenerationSettings:
         return False, "default"
 
     def _resolve(
-        self, merged: Mapping[str, Any], row_id: str, row: Mapping[str, Any]
+        self,
+        merged: Mapping[str, Any],
+        row_id: str,
+        row: Mapping[str, Any],
+        logprobs: Literal["raw", "processed"] | None,
     ) -> RowGeneration:
         samples, _ = self._samples(row)
         eos = merged.get("eos_token_id")
@@ -127,7 +144,7 @@ class GenerationSettings:
             seed=derive_seed(self._run_seed, row_id) if seed is None else seed,
             max_new_tokens=merged.get("max_new_tokens"),
             stop_token_ids=eos_token_ids | frozenset(merged.get("stop_token_ids", ())),
-            logprobs=self._logprobs,
+            logprobs=logprobs,
         )
         return RowGeneration(
             params=params,

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cbgen.io.inputs import Inputs
+from cbgen.io.openai_requests import InputFormat
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """What the command line adds to a recipe."""
 
-    input: str
-    """File, or `-` for stdin."""
+    inputs: Inputs
+    """The rows to answer."""
     output: str
     """File, or `-` for stdout."""
     overwrite: bool = False
     """Replace an existing output."""
-    limit: int | None = None
-    """Rows to take from the input; None = all."""
+    resume: bool = False
+    """Go on with an existing output."""
+    resume_any: bool = False
+    """Do so even if recipe or input have changed; implies `resume`."""
+    retry: frozenset[str] = frozenset()
+    """Finish reasons of rows to redo; implies `resume`."""
+    input_format: InputFormat = "auto"
+    """Which rows are lines of a batch file, and in whose dialect those are answered."""
+    version: str = ""
+    """Version of cbgen, to be noted beside the output."""
     strict: bool = False
     """End with UsageError at the first row that carries an error."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from cbgen.engine.request import Request
 from cbgen.errors import RowError
-from cbgen.io.prompts import Prompt, parse_prompt
+from cbgen.io.prompt_shapes import Prompt
+from cbgen.io.prompts import parse_prompt
 from cbgen.io.reader import Record
 from cbgen.io.template import Template
 from cbgen.job.generation import GenerationSettings, RowGeneration
@@ -77,8 +78,10 @@ class Preparer:
             if isinstance(token_ids, RowError):
                 raise token_ids
             row_id = str(record.id)
-            generation = self._settings.for_row(row_id, prompt.generation_config)
-            token_ids = self._renderer.truncate(token_ids, self._prompt_limit(generation))
+            generation = self._settings.for_row(
+                row_id, prompt.generation_config, logprobs=prompt.logprobs
+            )
+            token_ids = self._cut(token_ids, prompt, generation)
             params = generation.params
             if generation.max_length is not None:
                 params = replace(params, max_new_tokens=_left_of(generation.max_length, token_ids))
@@ -86,7 +89,17 @@ class Preparer:
         except RowError as error:
             return PreparedRow(record, error=error)
 
-    def _prompt_limit(self, generation: RowGeneration) -> int:
+    def _cut(self, token_ids: list[int], prompt: Prompt, generation: RowGeneration) -> list[int]:
+        rendering = prompt.rendering
+        if rendering is None or rendering.truncate_to is None:
+            limit = self._prompt_limit(generation, truncates=self._truncates)
+            return self._renderer.truncate(token_ids, limit)
+        limit = self._prompt_limit(generation, truncates=True)
+        if rendering.truncate_to >= 0:
+            limit = min(limit, rendering.truncate_to)
+        return self._renderer.truncate(token_ids, limit, rendering.truncation)
+
+    def _prompt_limit(self, generation: RowGeneration, *, truncates: bool) -> int:
         """Return the tokens that a prompt may have.
 
         A prompt that is cut anyway is cut so that the whole answer fits beside it; one that is not
@@ -94,7 +107,7 @@ class Preparer:
         """
         if self._max_prompt is not None:
             return min(self._max_prompt, self._max_context - 1)
-        if not self._truncates:
+        if not truncates:
             return self._max_context - 1
         return max(1, self._max_context - (generation.params.max_new_tokens or 1))
 

@@ -8,26 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from cbgen.errors import RowError, UsageError
-from cbgen.io.prompts import Prompt
+from cbgen.io.openai_fields import BodyError
+from cbgen.io.prompt_shapes import Prompt, Rendering
 from cbgen.recipe.schema import PromptConfig
 
-# A chat template is a program of the model's author; given messages that it did not expect, it
-# raises these as well as the template language's own errors.
+# A chat template is a program, of the model's author or of the row: beside the template language's
+# own errors it raises whatever the methods of the values in it raise.
 _TEMPLATE_ERRORS = (
     TemplateError,
     TypeError,
     ValueError,
-    KeyError,
+    LookupError,
     AttributeError,
-    IndexError,
     RuntimeError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
+    OSError,
+    StopIteration,
 )
+
+_OWN_ARGUMENTS = frozenset({
+    "conversation", "messages", "tools", "chat_template", "add_generation_prompt",
+    "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation",
+    "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+})  # fmt: skip
+"""What is no variable of a chat template but says how it is applied."""
+
+_AS_THE_RECIPE_SAYS = Rendering()
 
 
 class Renderer:
@@ -41,6 +56,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._config = config
         self._chat_template = _read_template(config.chat_template)
+        self._template_text = str(self._chat_template or getattr(tokenizer, "chat_template", ""))
         self._sends_chat = self._decide_chat()
         self._special_tokens = tuple(tokenizer.all_special_tokens) if tokenizer else ()
 
@@ -70,8 +86,10 @@ class Renderer:
                     results[place] = ids
         return results
 
-    def truncate(self, token_ids: list[int], limit: int) -> list[int]:
-        """Cut a prompt to `limit` tokens as the recipe says.
+    def truncate(
+        self, token_ids: list[int], limit: int, side: Literal["left", "right"] | None = None
+    ) -> list[int]:
+        """Cut a prompt to `limit` tokens from a side, or as the recipe says.
 
         Raises:
             RowError: it is longer, and the recipe says that this is an error.
@@ -79,11 +97,12 @@ class Renderer:
         excess = len(token_ids) - limit
         if excess <= 0:
             return token_ids
-        if self._config.truncation == "left":
+        truncation = side or self._config.truncation
+        if truncation == "left":
             return token_ids[excess:]
-        if self._config.truncation == "right":
+        if truncation == "right":
             return token_ids[:limit]
-        if self._config.truncation == "middle":
+        if truncation == "middle":
             head = limit - limit // 2
             return token_ids[:head] + token_ids[head + excess :]
         raise RowError(
@@ -112,32 +131,35 @@ class Renderer:
                 "the model has no tokenizer; give the prompt as prompt_token_ids",
                 type="invalid_request",
             )
+        rendering = prompt.rendering or _AS_THE_RECIPE_SAYS
         setting = self._config.add_special_tokens
+        if rendering.add_special_tokens is not None:
+            setting = rendering.add_special_tokens
         messages = prompt.messages
         if messages is None:
             text = prompt.text or ""
-            if not text or not self._sends_chat or self._is_rendered(text):
+            sends_chat = self._sends_chat and not rendering.is_plain
+            if not text or not sends_chat or self._is_rendered(text):
                 adds = not self._begins_with_bos(text) if setting == "auto" else setting
                 return text, adds
             messages = [{"role": "user", "content": text}]
-        return self._render_chat(messages, prompt.tools), setting is True
+        return self._render_chat(messages, prompt), setting is True
 
-    def _render_chat(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-    ) -> str:
+    def _render_chat(self, messages: list[dict[str, Any]], prompt: Prompt) -> str:
         tokenizer = self._tokenizer
         assert tokenizer is not None
         if self._config.system is not None:
             messages = [{"role": "system", "content": self._config.system}, *messages]
+        rendering = prompt.rendering or _continued(messages)
         try:
             text: str = tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=self._chat_template,
-                add_generation_prompt=messages[-1]["role"] != "assistant",
-                continue_final_message=messages[-1]["role"] == "assistant",
+                [_flat(message) for message in messages],
+                tools=prompt.tools,
+                chat_template=rendering.chat_template or self._chat_template,
+                add_generation_prompt=rendering.add_generation_prompt,
+                continue_final_message=rendering.continue_final_message,
                 tokenize=False,
-                **self._config.chat_template_kwargs,
+                **{**self._config.chat_template_kwargs, **self._variables(rendering)},
             )
         except _TEMPLATE_ERRORS as error:
             raise RowError(
@@ -146,6 +168,27 @@ class Renderer:
                 type="invalid_request",
             ) from error
         return text
+
+    def _variables(self, rendering: Rendering) -> dict[str, Any]:
+        """Return a row's variables of the chat template, refusing what it could not notice."""
+        variables: dict[str, Any] = {}
+        for field, values in rendering.variables.items():
+            template = rendering.chat_template or self._template_text
+            if not any(name in template for name in values):
+                raise BodyError(
+                    "unsupported_parameter",
+                    f"{field} is not known to the chat template; remove it",
+                    param=field,
+                )
+            variables |= values
+        taken = _OWN_ARGUMENTS & rendering.chat_template_kwargs.keys()
+        if taken:
+            raise BodyError(
+                "invalid_value",
+                f"chat_template_kwargs: {', '.join(sorted(taken))} is no variable of a template",
+                param="chat_template_kwargs",
+            )
+        return {**variables, **rendering.chat_template_kwargs}
 
     def _begins_with_bos(self, text: str) -> bool:
         bos_token: str | None = getattr(self._tokenizer, "bos_token", None)
@@ -167,6 +210,22 @@ class Renderer:
                 return [RowError("tokenization_failed", f"the prompt cannot be tokenized: {error}")]
             return [self._encode([text], adds_special_tokens)[0] for text in texts]
         return encoded
+
+
+def _continued(messages: list[dict[str, Any]]) -> Rendering:
+    """Return how a conversation is rendered that does not say it: a last answer is continued."""
+    ends_with_answer = messages[-1]["role"] == "assistant"
+    return Rendering(
+        add_generation_prompt=not ends_with_answer, continue_final_message=ends_with_answer
+    )
+
+
+def _flat(message: dict[str, Any]) -> dict[str, Any]:
+    """Join a message's parts of text: templates of text models expect a string."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
 def _read_template(value: str | None) -> str | None:

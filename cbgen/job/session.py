@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cbgen.engine.build import attached_engine
+from cbgen.engine.events import EngineObserver
 from cbgen.engine.manager.loop import EngineLoop
 from cbgen.engine.model.load import load_model
+from cbgen.io.openai_responses import BatchRun, OpenAILines, RowDialect, VllmLines
 from cbgen.io.rows import OutputRows
 from cbgen.io.template import Template
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.batch import BatchJob, Results
-from cbgen.job.generation import GenerationSettings
-from cbgen.job.prepare import Preparer
-from cbgen.job.rendering import Renderer
+from cbgen.job.preparation import make_preparation
 from cbgen.job.settings import Setting, effective_settings
 from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.schema import Recipe
@@ -52,11 +52,29 @@ def _tell_renamed(name: str, output_name: str) -> None:
     )
 
 
+def _dialects(recipe: Recipe, *, token_ids: bool) -> dict[str | None, RowDialect]:
+    run = BatchRun(seed=recipe.seed or 0, model=recipe.model.path, token_ids=token_ids)
+    return {
+        None: OutputRows(recipe.output.columns, on_renamed=_tell_renamed),
+        "openai": OpenAILines(run),
+        "vllm": VllmLines(run),
+    }
+
+
 @contextmanager
 def open_session(
-    recipe: Recipe, template: Template | None, statistics: JobStatistics
+    recipe: Recipe,
+    template: Template | None,
+    statistics: JobStatistics,
+    observer: EngineObserver | None = None,
 ) -> Iterator[Session]:
     """Load the model and run the engine's thread; on exit both end, unfinished rows cancelled.
+
+    Args:
+        recipe: the checked recipe.
+        template: its compiled `prompt.template`.
+        statistics: kept up to date.
+        observer: is told what the engine does.
 
     Raises:
         UsageError: model or settings are wrong.
@@ -65,32 +83,16 @@ def open_session(
     started = time.monotonic()
     loaded = load_model(recipe.model)
     with attached_engine(
-        loaded.model, recipe.continuous_batching, recipe.model.attn_implementation
+        loaded.model, recipe.continuous_batching, recipe.model.attn_implementation, observer
     ) as built:
-        renderer = Renderer(loaded.tokenizer, recipe.prompt)
-        generation = GenerationSettings(
-            model=loaded.generation_defaults if recipe.generation_defaults == "model" else {},
-            recipe=recipe.generation,
-            eos_token_ids=loaded.eos_token_ids,
-            run_seed=recipe.seed or 0,
-            logprobs=recipe.output.logprobs_mode
-            if recipe.continuous_batching.return_logprobs
-            else None,
-        )
+        prepared = make_preparation(recipe, template, loaded, built.plan)
         results = Results()
         loop = EngineLoop(built.engine, results)
         job = BatchJob(
-            preparer=Preparer(
-                renderer=renderer,
-                settings=generation,
-                template=template,
-                max_context=min(built.plan.max_context, built.plan.cache_tokens),
-                max_prompt=recipe.prompt.max_length,
-                truncates=recipe.prompt.truncation != "error",
-            ),
+            preparer=prepared.preparer,
             answers=AnswerBuilder(
                 loaded.tokenizer,
-                OutputRows(recipe.output.columns, on_renamed=_tell_renamed),
+                _dialects(recipe, token_ids=recipe.output.token_ids or loaded.tokenizer is None),
                 token_ids=recipe.output.token_ids,
             ),
             engine=loop,
@@ -103,7 +105,7 @@ def open_session(
         statistics.load_seconds = statistics.run_started - started
         statistics.phase = "running"
         try:
-            yield Session(job, effective_settings(recipe, built, generation, renderer))
+            yield Session(job, effective_settings(recipe, built.facts, built.plan, prepared))
         finally:
             statistics.engine = loop.stats()
             statistics.run_ended = time.monotonic()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cbgen.engine.build import BuiltEngine
-from cbgen.job.generation import GenerationSettings
-from cbgen.job.rendering import Renderer
+from cbgen.engine.model.facts import ModelFacts
+from cbgen.engine.plan import EnginePlan
+from cbgen.job.preparation import Preparation
 from cbgen.recipe.schema import GENERATION_SECTION, Recipe
 
 
@@ -23,30 +23,29 @@ class Setting:
 
 
 def effective_settings(
-    recipe: Recipe, built: BuiltEngine, generation: GenerationSettings, renderer: Renderer
+    recipe: Recipe, facts: ModelFacts, plan: EnginePlan, prepared: Preparation
 ) -> list[Setting]:
     """Return every setting, in the order of a recipe."""
-    facts, plan = built.facts, built.plan
     settings = [
         Setting("model.path", recipe.model.path, recipe.origins.get("model.path", "recipe")),
         _decided(
             recipe, "model.dtype", str(facts.dtype).removeprefix("torch."), recipe.model.dtype
         ),
         _decided(recipe, "model.device", str(facts.device), recipe.model.device),
-        _planned(recipe, built, "model.attn_implementation", plan.attn_implementation),
-        _decided(recipe, "prompt.chat", renderer.sends_chat, recipe.prompt.chat),
+        _planned(recipe, plan, "model.attn_implementation", plan.attn_implementation),
+        _decided(recipe, "prompt.chat", prepared.renderer.sends_chat, recipe.prompt.chat),
     ]
-    for name, (value, level) in generation.effective().items():
+    for name, (value, level) in prepared.generation.effective().items():
         key = f"{GENERATION_SECTION}.{name}"
         settings.append(Setting(key, value, recipe.origins.get(key, level)))
     batching = "continuous_batching_config"
     settings += [
-        _planned(recipe, built, f"{batching}.page_size", plan.page_size),
-        _planned(recipe, built, f"{batching}.num_blocks", plan.num_blocks),
-        _planned(recipe, built, f"{batching}.max_batch_tokens", plan.max_batch_tokens),
-        _planned(recipe, built, f"{batching}.max_requests_per_batch", plan.max_requests),
-        _planned(recipe, built, f"{batching}.scheduler_type", plan.scheduler_type),
-        _planned(recipe, built, f"{batching}.safety_margin", plan.safety_margin),
+        _planned(recipe, plan, f"{batching}.page_size", plan.page_size),
+        _planned(recipe, plan, f"{batching}.num_blocks", plan.num_blocks),
+        _planned(recipe, plan, f"{batching}.max_batch_tokens", plan.max_batch_tokens),
+        _planned(recipe, plan, f"{batching}.max_requests_per_batch", plan.max_requests),
+        _planned(recipe, plan, f"{batching}.scheduler_type", plan.scheduler_type),
+        _planned(recipe, plan, f"{batching}.safety_margin", plan.safety_margin),
         Setting("max_context", plan.max_context, plan.reasons["max_context"]),
         _decided(recipe, "output.order", recipe.output.order, recipe.output.order),
     ]
@@ -58,8 +57,8 @@ def _decided(recipe: Recipe, key: str, value: object, given: object) -> Setting:
     return Setting(key, value, f"{origin}: auto" if given == "auto" else origin)
 
 
-def _planned(recipe: Recipe, built: BuiltEngine, key: str, value: object) -> Setting:
-    reason = built.plan.reasons.get(key.partition(".")[2], "default")
+def _planned(recipe: Recipe, plan: EnginePlan, key: str, value: object) -> Setting:
+    reason = plan.reasons.get(key.partition(".")[2], "default")
     origin = recipe.origins.get(key)
     if origin is not None:
         reason = origin if reason in ("given", "default") else f"{origin}, {reason}"

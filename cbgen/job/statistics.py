@@ -10,42 +10,21 @@ from cbgen.engine.events import StepStats
 
 
 @dataclass(slots=True)
-class JobStatistics:
-    """What has happened so far. Row counts are of the rows handed to the writer unless said."""
+class RowCounts:
+    """How rows ended."""
 
-    phase: str = "starting"
-    """starting | loading model | running | done."""
-    rows_read: int = 0
-    """Rows taken from the input, bad ones too."""
-    input_ended: bool = False
-    """Whether `rows_read` is the final count."""
     rows_answered: int = 0
     rows_failed: int = 0
-    rows_written: int = 0
-    """Rows that the output has taken."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     """Failed rows by error code."""
-    engine: StepStats = field(default_factory=StepStats)
-    """The engine as of its last step."""
-    load_seconds: float = 0.0
-    run_started: float | None = None
-    """Seconds of `time.monotonic()`."""
-    run_ended: float | None = None
 
     @property
     def rows_done(self) -> int:
         """Rows that have their output row."""
         return self.rows_answered + self.rows_failed
-
-    @property
-    def run_seconds(self) -> float:
-        """Seconds since the model was ready, until now or until the end."""
-        if self.run_started is None:
-            return 0.0
-        return (self.run_ended or time.monotonic()) - self.run_started
 
     def count_answer(self, reason: str, prompt_tokens: int, completion_tokens: int) -> None:
         """Count a row that was answered."""
@@ -59,3 +38,56 @@ class JobStatistics:
         self.rows_failed += 1
         self.finish_reasons["error"] += 1
         self.errors[code] += 1
+
+
+@dataclass(slots=True)
+class JobStatistics(RowCounts):
+    """What has happened so far. Row counts are of the rows handed to the writer unless said."""
+
+    phase: str = "starting"
+    """starting | loading model | running | stopping | done."""
+    rows_read: int = 0
+    """Rows taken from the input, bad ones too."""
+    input_ended: bool = False
+    """Whether `rows_read` is the final count."""
+    rows_resumed: int = 0
+    """Rows that an earlier run had answered; in none of the other counts but `rows_read`."""
+    resumed: RowCounts = field(default_factory=RowCounts)
+    """How those ended."""
+    rows_written: int = 0
+    """Rows that the output has taken."""
+    has_batch_lines: bool = False
+    """Whether a row was answered as a line of a batch file."""
+    engine: StepStats = field(default_factory=StepStats)
+    """The engine as of its last step."""
+    load_seconds: float = 0.0
+    run_started: float | None = None
+    """Seconds of `time.monotonic()`."""
+    run_ended: float | None = None
+
+    @property
+    def run_seconds(self) -> float:
+        """Seconds since the model was ready, until now or until the end."""
+        if self.run_started is None:
+            return 0.0
+        return (self.run_ended or time.monotonic()) - self.run_started
+
+    def count_resumed(self, reason: str, error_code: str | None, tokens: tuple[int, int]) -> None:
+        """Count a row that an earlier run had answered, with its prompt and completion tokens."""
+        self.rows_resumed += 1
+        if error_code is not None:
+            self.resumed.count_failure(error_code)
+        else:
+            self.resumed.count_answer(reason, *tokens)
+
+    def total(self) -> RowCounts:
+        """Return the counts of this run and of the rows that an earlier one had answered."""
+        old = self.resumed
+        return RowCounts(
+            rows_answered=self.rows_answered + old.rows_answered,
+            rows_failed=self.rows_failed + old.rows_failed,
+            prompt_tokens=self.prompt_tokens + old.prompt_tokens,
+            completion_tokens=self.completion_tokens + old.completion_tokens,
+            finish_reasons=self.finish_reasons + old.finish_reasons,
+            errors=self.errors + old.errors,
+        )

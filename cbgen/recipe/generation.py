@@ -58,7 +58,7 @@ def check_generation_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 def _unknown(name: str, value: Plain) -> str:
     nearest = nearest_name(name, GENERATION_FIELDS)
     hint = "" if nearest is None else f"; did you mean {nearest}?"
-    return f"{name} is not a known field (value {show(value)}){hint}"
+    return f"{name or 'an empty name'} is not a known field (value {show(value)}){hint}"
 
 
 def _check_field(field: GenerationField, value: Plain) -> Plain:

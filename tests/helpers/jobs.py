@@ -31,6 +31,7 @@ class StubEngine:
     keeps_ids: bool = True
     holds: Callable[[Request], bool] = lambda request: False
     held: list[Request] = field(default_factory=list)
+    deadlines: list[float] = field(default_factory=list)
 
     def submit(self, requests: Sequence[Request]) -> None:
         if self.keeps_ids:
@@ -46,6 +47,12 @@ class StubEngine:
             request.finish(RequestStatus.FINISHED, FinishReason.STOP)
             outputs.append(request.output())
         self.results.put(outputs)
+
+    def wind_down(self, deadline: float) -> None:
+        self.deadlines.append(deadline)
+        for request in self.held:
+            request.finish(RequestStatus.CANCELLED, FinishReason.CANCELLED)
+        self.results.put([request.output() for request in self.held])
 
     def stats(self) -> StepStats:
         return StepStats()
@@ -82,7 +89,7 @@ def make_stub_job(
             max_prompt=None,
             truncates=False,
         ),
-        answers=AnswerBuilder(None, OutputRows("none"), token_ids=False),
+        answers=AnswerBuilder(None, {None: OutputRows("none")}, token_ids=False),
         engine=engine,
         results=results,
         statistics=statistics,

@@ -8,6 +8,7 @@ import torch
 
 from cbgen.engine.build import build_engine
 from cbgen.engine.core import Engine
+from cbgen.engine.events import EngineObserver
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.plan import EnginePlan
 
@@ -53,7 +54,9 @@ class ScriptedModel:
         return logits
 
 
-def make_scripted_engine(model: ScriptedModel, **changes) -> Engine:
+def make_scripted_engine(
+    model: ScriptedModel, observer: EngineObserver | None = None, **changes
+) -> Engine:
     """Return an engine over a scripted model; `changes` are fields of EnginePlan."""
     defaults = {
         "attn_implementation": "sdpa",
@@ -77,4 +80,4 @@ def make_scripted_engine(model: ScriptedModel, **changes) -> Engine:
         device=torch.device("cpu"),
         weight_bytes=0,
     )
-    return build_engine(model, EnginePlan(**(defaults | changes)), facts)
+    return build_engine(model, EnginePlan(**(defaults | changes)), facts, observer)

@@ -141,13 +141,6 @@ def test_a_continuation_is_not_supported_yet():
     assert refusal({"prompt": "a", "continuation": "b"}).code == "unsupported"
 
 
-def test_an_openai_batch_line_is_not_supported_yet():
-    columns = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}
-    error = refusal(columns)
-    assert error.code == "unsupported"
-    assert "OpenAI Batch" in error.message
-
-
 def test_a_record_with_an_error_raises_it():
     (record,) = read_bytes(b"nonsense")
     with pytest.raises(RowError) as caught:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import io
 import itertools
-import sys
 import tracemalloc
 from types import MappingProxyType
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
-from cbgen.io.reader import Record, open_input, read_records, record_of
+from cbgen.io.reader import Record, read_records, record_of
 from tests.helpers.records import error_codes, error_of, read_bytes
 
 WHITE_SPACE = b" \t\r\n"
@@ -209,33 +208,3 @@ def endless_row() -> dict:
     row: dict = {}
     row["self"] = row
     return row
-
-
-def test_an_input_file_is_opened_for_bytes(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(b'{"prompt":"a"}\r\n')
-    with open_input(str(path)) as stream:
-        assert stream.readline() == b'{"prompt":"a"}\r\n'
-
-
-def test_a_dash_is_stdin(monkeypatch):
-    stdin = io.TextIOWrapper(io.BytesIO(b"{}\n"))
-    monkeypatch.setattr(sys, "stdin", stdin)
-    assert open_input("-").read() == b"{}\n"
-
-
-def test_a_closed_stdin_is_refused(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UsageError, match="stdin is closed"):
-        open_input("-")
-
-
-@pytest.mark.parametrize("name", ["missing.jsonl", "."])
-def test_an_input_that_cannot_be_opened_is_refused_by_name(tmp_path, name):
-    with pytest.raises(UsageError, match="cannot be opened"):
-        open_input(str(tmp_path / name))
-
-
-def test_packed_input_is_refused_with_the_way_around(tmp_path):
-    with pytest.raises(UsageError, match="unpack it"):
-        open_input(str(tmp_path / "in.jsonl.gz"))

@@ -135,7 +135,7 @@ def test_a_row_that_comes_twice_is_a_fault_of_the_caller(out):
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.journal"])
 def test_an_existing_output_or_journal_is_refused_and_kept(tmp_path, out, name):
     (tmp_path / name).write_bytes(b"old\n")
-    with pytest.raises(UsageError, match=rf"{name}: already exists; use --overwrite"):
+    with pytest.raises(UsageError, match=rf"{name}: already exists; use --resume .* --overwrite"):
         RowWriter(str(out))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"old\n")]
 
@@ -172,11 +172,6 @@ def test_a_missing_folder_is_refused(tmp_path):
 def test_a_folder_is_refused_as_output(tmp_path):
     with pytest.raises(UsageError, match="is a folder"):
         RowWriter(str(tmp_path), overwrite=True)
-
-
-def test_packed_output_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="pack the JSONL afterwards"):
-        RowWriter(str(tmp_path / "out.jsonl.gz"))
 
 
 def test_an_output_in_the_working_folder_needs_no_folder_name(tmp_path, monkeypatch):

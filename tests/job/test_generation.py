@@ -150,3 +150,22 @@ def test_effective_settings_name_their_origin():
 
 def test_logprobs_follow_the_recipe():
     assert params(logprobs="raw").logprobs == "raw"
+
+
+def test_a_row_may_want_log_probabilities_or_none():
+    resolve = settings(logprobs=None).for_row
+    assert resolve("r", None, logprobs=True).params.logprobs == "raw"
+    assert resolve("r", {"seed": 1}, logprobs=True).params.logprobs == "raw"
+    assert settings(logprobs="raw").for_row("r", None, logprobs=False).params.logprobs is None
+
+
+def test_log_probabilities_of_a_row_are_of_the_recipes_mode():
+    resolved = GenerationSettings(
+        model={},
+        recipe={},
+        eos_token_ids=frozenset(),
+        run_seed=0,
+        logprobs=None,
+        logprobs_mode="processed",
+    ).for_row("r", None, logprobs=True)
+    assert resolved.params.logprobs == "processed"

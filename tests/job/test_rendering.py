@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from cbgen.errors import RowError, UsageError
-from cbgen.io.prompts import Prompt
+from cbgen.io.prompt_shapes import Prompt, Rendering
 from cbgen.job.rendering import Renderer
 from cbgen.recipe.schema import PromptConfig
 
@@ -86,6 +88,91 @@ def test_the_system_message_comes_first(tokenizer):
 def test_a_last_assistant_message_is_continued(tokenizer):
     continued = text_of(tokenizer, chat(("user", "hi"), ("assistant", "Well,")))
     assert continued == f"{USER}hi</s>{USER}Well,"
+
+
+def test_parts_of_a_content_are_joined(tokenizer):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert text_of(tokenizer, chat(("user", parts))) == f"{USER}a\nb</s>{ASSISTANT}"
+
+
+def rendered(tokenizer, *messages, **options):
+    """Return what messages become that say how they are rendered."""
+    return text_of(tokenizer, replace(chat(*messages), rendering=Rendering(**options)))
+
+
+def test_a_rows_own_rendering_starts_a_new_answer_unless_it_says_otherwise(tokenizer):
+    messages = ("user", "hi"), ("assistant", "Well,")
+    assert rendered(tokenizer, *messages) == f"{USER}hi</s>{USER}Well,</s>{ASSISTANT}"
+    assert rendered(tokenizer, *messages, add_generation_prompt=False) == (
+        f"{USER}hi</s>{USER}Well,</s>"
+    )
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    assert rendered(tokenizer, *messages, **options) == f"{USER}hi</s>{USER}Well,"
+
+
+def test_a_rows_own_template_and_its_variables(tokenizer):
+    options = {"chat_template": "{{ tone }} {{ name }}", "chat_template_kwargs": {"tone": "kind"}}
+    recipe = {
+        "chat_template": "{{ unused }}",
+        "chat_template_kwargs": {"tone": "rude", "name": "me"},
+    }
+    prompt = replace(chat(("user", "hi")), rendering=Rendering(**options))
+    assert text_of(tokenizer, prompt, **recipe) == "kind me"
+
+
+def test_a_template_must_know_a_variable_that_a_field_stands_for(tokenizer):
+    variables = {"reasoning_effort": {"reasoning_effort": "low", "enable_thinking": True}}
+    template = "{% if enable_thinking %}think{% endif %}"
+    assert rendered(tokenizer, ("user", "hi"), chat_template=template, variables=variables) == (
+        "think"
+    )
+    with pytest.raises(RowError, match="reasoning_effort is not known") as caught:
+        rendered(tokenizer, ("user", "hi"), variables=variables)
+    assert caught.value.param == "reasoning_effort"
+
+
+def test_variables_of_a_row_cannot_change_how_the_template_is_applied(tokenizer):
+    with pytest.raises(RowError, match="tokenize is no variable"):
+        rendered(tokenizer, ("user", "hi"), chat_template_kwargs={"tokenize": True})
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 / 0 }}",
+        "{{ nothing.at_all.here }}",
+        "{% include 'x' %}",
+        "{% for",
+        "{{ range(10**9) }}",
+        "{{ 'a'.encode('none') }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_rows_own_template_fails_alone(tokenizer, template):
+    bad = replace(chat(("user", "a")), rendering=Rendering(chat_template=template))
+    refused, good = Renderer(tokenizer, PromptConfig()).token_ids([bad, chat(("user", "b"))])
+    assert isinstance(refused, RowError)
+    assert isinstance(good, list)
+
+
+@pytest.mark.parametrize(
+    ("own", "recipe", "expected"),
+    [
+        (None, "auto", "<s>hi"),
+        (None, False, "hi"),
+        (True, False, "<s>hi"),
+        (False, "auto", "hi"),
+    ],
+)
+def test_a_plain_prompt_of_a_row_is_never_sent_as_chat(tokenizer, own, recipe, expected):
+    rendering = Rendering(is_plain=True, add_special_tokens=own)
+    prompt = Prompt(kind="text", text="hi", rendering=rendering)
+    assert text_of(tokenizer, prompt, add_special_tokens=recipe) == expected
+
+
+def test_a_row_may_choose_the_side_that_is_cut(tokenizer):
+    renderer = Renderer(tokenizer, PromptConfig(truncation="right"))
+    assert renderer.truncate([1, 2, 3], 2, "left") == [2, 3]
 
 
 def test_template_variables_and_own_template(tokenizer):

@@ -6,6 +6,7 @@ import pytest
 
 import cbgen
 from cbgen.errors import EngineError, UsageError
+from cbgen.io.inputs import open_inputs
 from cbgen.job.run import JobOptions, run_job
 from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.load import recipe_from_mapping
@@ -24,13 +25,14 @@ def recipe(tiny_model):
 def answer_file(recipe, tmp_path):
     """Run a job on rows and return the output rows and the statistics."""
 
-    def answer(rows, *, changes=(), **options):
+    def answer(rows, *, changes=(), limit=None, shard=None, **options):
         source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
         statistics = JobStatistics()
+        inputs = open_inputs([str(source)], limit=limit, shard=shard)
         run_job(
             recipe_from_mapping(recipe, changes),
-            JobOptions(input=str(source), output=str(output), overwrite=True, **options),
+            JobOptions(inputs=inputs, output=str(output), overwrite=True, **options),
             statistics,
         )
         return [json.loads(line) for line in output.read_text().splitlines()], statistics

@@ -58,7 +58,7 @@ def test_an_integer_becomes_a_float_where_one_is_wanted():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"temperature": -1}, "temperature must be at least 0 and at most 1000000, got -1"),
         (
             {"temperature": float("nan")},
             "temperature: expected a number, got NaN, which is not finite",

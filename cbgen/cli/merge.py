@@ -1,0 +1,64 @@
+"""`cbgen merge`: the outputs of all shards of a run to one output."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cbgen.cli.exits import ExitCode
+from cbgen.cli.screen import Screen
+from cbgen.cli.wording import count
+from cbgen.io.merge import MergeReport, merge_shards
+from cbgen.io.output_file import ClosedOutput
+
+
+def merge_command(
+    context: typer.Context,
+    output: Annotated[
+        str, typer.Argument(metavar="OUT", help="File to write; - is stdout.", show_default=False)
+    ],
+    shards: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SHARD...",
+            help="Outputs of cbgen run --shard, with wildcards if quoted.",
+            show_default=False,
+        ),
+    ],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing output.")
+    ] = False,
+) -> None:
+    """Join the outputs of shards in input order, checking that nothing is missing or twice.
+
+    Example: cbgen merge answers.jsonl answers-*-of-8.jsonl
+    """
+    screen: Screen = context.obj
+    try:
+        report = merge_shards(output, shards, overwrite=overwrite)
+    except ClosedOutput:
+        raise typer.Exit(ExitCode.OK) from None
+    for problem in _problems(report):
+        screen.error(problem)
+    if not report.is_whole:
+        kept = "stdout has the rows before that" if output == "-" else f"{output} is not written"
+        screen.line(f"{kept}; run the shards that lack rows again with --resume, then merge again")
+        raise typer.Exit(ExitCode.ROWS_FAILED)
+    screen.line(_summary(report, "stdout" if output == "-" else output))
+    raise typer.Exit(ExitCode.ROWS_FAILED if report.num_failed else ExitCode.OK)
+
+
+def _problems(report: MergeReport) -> list[str]:
+    found = []
+    if report.missing.count:
+        found.append(f"{count(report.missing.count, 'rows')} missing: index {report.missing}")
+    if report.repeated.count:
+        found.append(f"{count(report.repeated.count, 'rows')} there twice: index {report.repeated}")
+    return found
+
+
+def _summary(report: MergeReport, output: str) -> str:
+    failed = f", {count(report.num_failed)} of them failed" if report.num_failed else ""
+    shards = count(report.num_shards, "shards")
+    return f"{count(report.num_rows, 'rows')}{failed}, from {shards}, are in {output}"

@@ -1,0 +1,129 @@
+"""How a plan is shown: a table on a terminal, plain lines elsewhere. Knows the summary alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.table import Table
+from rich.text import Text
+
+from cbgen.cli.screen import Screen, one_line
+from cbgen.cli.wording import count, percent
+
+_GIB = 2**30
+_BAR_WIDTH = 30
+_LABELS = {
+    "of_average_length": "requests of average length",
+    "of_longest": "requests as long as the longest",
+    "of_full_context": "requests of full context",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line: what, how much, and a remark."""
+
+    label: str
+    value: str
+    note: str = ""
+    style: str = ""
+    """Of the remark."""
+
+
+def show_plan(screen: Screen, summary: Mapping[str, Any]) -> None:
+    """Write a plan to the screen."""
+    if screen.quiet:
+        return
+    sections = plan_sections(summary)
+    if not screen.can_redraw:
+        for title, entries in sections:
+            screen.line(title)
+            for entry in entries:
+                screen.line(f"  {entry.label:<32} {entry.value:>14}  {entry.note}".rstrip())
+        return
+    table = Table(box=SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, entries in sections:
+        table.add_section()
+        table.add_row(Text(title, style="bold cyan"))
+        for entry in entries:
+            table.add_row(f"  {entry.label}", entry.value, Text(entry.note, style=entry.style))
+    screen.console.print(table)
+
+
+def plan_sections(summary: Mapping[str, Any]) -> list[tuple[str, list[Entry]]]:
+    """Return the parts of a plan: title and lines."""
+    sections = [
+        ("rows", _rows(summary)),
+        ("prompt tokens", _prompt_tokens(summary["prompt_tokens"])),
+        ("memory", _memory(summary["memory"])),
+        ("at once", _at_once(summary)),
+        ("if every answer reaches its limit", _estimate(summary["estimate"])),
+    ]
+    return [(title, entries) for title, entries in sections if entries]
+
+
+def _rows(summary: Mapping[str, Any]) -> list[Entry]:
+    if summary["rows"] is None:
+        return []
+    bad = summary["bad_rows"]
+    entries = [
+        Entry("rows", count(summary["rows"])),
+        Entry("bad rows", count(bad["count"]), style="red"),
+        Entry("repeated ids", count(summary["duplicate_ids"])),
+    ]
+    if summary["may_outgrow_cache"]:
+        note = "answers that reach their limit need more than the whole cache"
+        entries.append(Entry("may fail", count(summary["may_outgrow_cache"]), note, "red"))
+    entries += [Entry(f"  {code}", count(number)) for code, number in bad["codes"].items()]
+    entries += [
+        Entry(f"  {one_line(item['place'])}", "", one_line(item["message"]), "red")
+        for item in bad["first"]
+    ]
+    return entries
+
+
+def _prompt_tokens(lengths: Mapping[str, Any] | None) -> list[Entry]:
+    if lengths is None:
+        return []
+    names = ("total", "min", "median", "p90", "max")
+    entries = [Entry(name, count(lengths[name])) for name in names]
+    most = max(bucket["rows"] for bucket in lengths["histogram"])
+    for bucket in lengths["histogram"]:
+        bar = "#" * -(-_BAR_WIDTH * bucket["rows"] // most)
+        label = f"  {bucket['from']:,} to {bucket['to']:,}"
+        entries.append(Entry(label, count(bucket["rows"], "rows"), bar, "cyan"))
+    return entries
+
+
+def _memory(memory: Mapping[str, int]) -> list[Entry]:
+    free = memory["free_now"]
+    return [
+        Entry(name.replace("_", " "), f"{size / _GIB:,.2f} GiB", percent(size / free))
+        for name, size in memory.items()
+    ]
+
+
+def _at_once(summary: Mapping[str, Any]) -> list[Entry]:
+    at_once, cache = summary["requests_at_once"], summary["cache"]
+    blocks = f"{count(cache['tokens'], 'tokens')} in blocks of {cache['page_size']}"
+    return [
+        Entry("cache blocks", count(cache["blocks"]), blocks),
+        Entry("requests, at most", count(at_once["at_most"])),
+        *(Entry(text, count(at_once[name])) for name, text in _LABELS.items() if name in at_once),
+    ]
+
+
+def _estimate(estimate: Mapping[str, int] | None) -> list[Entry]:
+    if estimate is None:
+        return []
+    return [
+        Entry("prompt tokens", count(estimate["prompt_tokens"])),
+        Entry("completion tokens", count(estimate["completion_tokens"])),
+        Entry("steps, about", count(estimate["steps"])),
+    ]

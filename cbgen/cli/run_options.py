@@ -1,0 +1,127 @@
+"""The options of `cbgen run`, one name each, so that the command itself stays readable."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Order(StrEnum):
+    """Values of --order."""
+
+    INPUT = "input"
+    COMPLETION = "completion"
+
+
+class Format(StrEnum):
+    """Values of --format."""
+
+    AUTO = "auto"
+    CBGEN = "cbgen"
+    OPENAI = "openai"
+    VLLM = "vllm"
+
+
+RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe, a YAML file.")]
+InputPaths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        show_default=False,
+        metavar="FILE",
+        help="Rows: .jsonl, .gz, .zst or .parquet, with wildcards if quoted; repeatable; "
+        "- is stdin (default).",
+    ),
+]
+PlannedPaths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        show_default=False,
+        metavar="FILE",
+        help="Rows to check, as for run; without any the engine alone is planned.",
+    ),
+]
+OutputPath = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        show_default=False,
+        metavar="FILE",
+        help="Answers, JSONL; - is stdout (default).",
+    ),
+]
+SetValues = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set section.key of the recipe; repeatable."),
+]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, metavar="N", help="Take the first N rows.")
+]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="Take each Nth row from row I on (I from 0); cbgen merge joins the outputs.",
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with an existing output; without one, begin.")
+]
+ResumeAny = Annotated[
+    bool, typer.Option("--resume-any", help="--resume though recipe or input have changed.")
+]
+Retry = Annotated[
+    str | None,
+    typer.Option(
+        "--retry",
+        metavar="KINDS",
+        help="--resume, redoing rows that ended so: error, length, stop, cancelled.",
+    ),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")]
+OrderOption = Annotated[
+    Order | None, typer.Option("--order", help="Answers in input order, or as they finish.")
+]
+FormatOption = Annotated[
+    Format,
+    typer.Option(
+        "--format",
+        help="Rows as their form says; cbgen's rows alone; or lines of an OpenAI Batch or a vLLM "
+        "run-batch file, answered likewise.",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors alone.")]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--time-limit",
+        metavar="TIME",
+        help="End before this much time has passed, exit 4: 90s, 15m, 3h50m, 1-02:03:04.",
+    ),
+]
+RequeueSignal = Annotated[
+    str | None,
+    typer.Option(
+        "--requeue-signal", metavar="NAME", help="End on this signal as on --time-limit: USR1."
+    ),
+]
+StatsPath = Annotated[
+    str | None,
+    typer.Option("--stats", metavar="FILE.json", help="Write counts, rates and settings there."),
+]
+MetricsPath = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="FILE.prom", help="Write Prometheus metrics there."),
+]
+TracePath = Annotated[
+    str | None,
+    typer.Option("--trace", metavar="FILE.json", help="Write a timeline there (Perfetto)."),
+]

@@ -1,0 +1,208 @@
+"""What an earlier run left in OUT and OUT.journal, and how a run goes on from there.
+
+First everything is read: which rows stay, and how much of OUT can stay as it is. Nothing is changed
+before the first new row is there. Then rows that stay but stand in a wrong place move into the
+journal, and only once they are safe there OUT is cut: at every moment both files together hold
+every row that stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Literal, Protocol
+
+from cbgen.errors import UsageError
+from cbgen.io.content import format_of_name
+from cbgen.io.frames import read_frames
+from cbgen.io.output_file import journal_path
+from cbgen.io.parquet_output import read_parquet
+from cbgen.io.row_facts import RowFacts, read_facts
+from cbgen.io.row_set import RowSet
+from cbgen.io.waiting import Journal, WaitingRows
+
+
+class CuttableOutput(Protocol):
+    """What the rows in OUT are kept in."""
+
+    def cut(self, size: int = 0) -> None:
+        """Drop all but the first bytes."""
+
+    def sync(self) -> None:
+        """Put on disk what is there."""
+
+
+class EarlierRows:
+    """The rows of an earlier run.
+
+    Args:
+        path: OUT.
+        order: in which the rows shall stand.
+        position: returns the place of a row among all, None for one that is to be dropped.
+        on_kept: told of every row that stays.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        order: Literal["input", "completion"],
+        position: Callable[[RowFacts], int | None],
+        on_kept: Callable[[RowFacts], None],
+    ) -> None:
+        self._path = path
+        self._order = order
+        self._position = position
+        self.answered = RowSet()
+        """Positions of the rows that stay."""
+        self._in_place = RowSet()
+        self._end = 0  # bytes of OUT that can stay, all rows in their places
+        self._moves = False
+        self._journal_end = 0
+        try:
+            self._scan_output(on_kept)
+            self._scan_journal(on_kept)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether OUT as it is holds all rows that stay, and no others."""
+        return len(self._in_place) == len(self.answered) and self._end == _size(self._path)
+
+    def apply(self, output: CuttableOutput, journal: Journal) -> WaitingRows:
+        """Bring both files into the state from which the run goes on; return the rows that wait.
+
+        Raises:
+            OutputError: a file cannot be written; nothing is lost.
+        """
+        waiting = WaitingRows(journal, len(self._in_place))
+        if self._moves:
+            journal.rewrite(self._place_moved(waiting))
+        else:
+            journal.cut(self._journal_end)
+            for position, line, offset in self._kept_in_journal(self._in_place):
+                self._place(waiting, position, offset, line)
+        output.cut(self._end)
+        output.sync()
+        return waiting
+
+    def move_all(self) -> None:
+        """Let OUT be written anew as a whole: all its rows move."""
+        self._end = 0
+        self._in_place = RowSet()
+        self._moves = True
+
+    def _scan_output(self, on_kept: Callable[[RowFacts], None]) -> None:
+        is_in_place = True
+        since_border: list[int] = []
+        for item in _read_output(self._path, 0):
+            if isinstance(item, int):
+                if is_in_place:
+                    self._end = item
+                    for settled in since_border:
+                        self._in_place.add(settled)
+                    since_border.clear()
+                continue
+            position = self._keep(item, self.answered, on_kept)
+            expected = len(self._in_place) + len(since_border)
+            if position is None or (self._order == "input" and position != expected):
+                is_in_place = False
+            elif is_in_place:
+                since_border.append(position)
+        self._moves = len(self.answered) > len(self._in_place)
+
+    def _scan_journal(self, on_kept: Callable[[RowFacts], None]) -> None:
+        for item in _read_lines(journal_path(self._path), 0):
+            if isinstance(item, int):
+                self._journal_end = item
+                continue
+            facts = read_facts(item)
+            position = None if facts is None else self._position(facts)
+            if facts is None or position is None:
+                self._moves = True  # so that a run after this one does not find it
+            elif position not in self.answered:
+                self.answered.add(position)
+                on_kept(facts)
+
+    def _keep(
+        self, line: bytes, seen: RowSet, on_kept: Callable[[RowFacts], None] | None = None
+    ) -> int | None:
+        """Return the position of a row that stays and was not seen yet, which it then is."""
+        facts = read_facts(line)
+        position = None if facts is None else self._position(facts)
+        if facts is None or position is None or position in seen:
+            return None
+        seen.add(position)
+        if on_kept is not None:
+            on_kept(facts)
+        return position
+
+    def _place_moved(self, waiting: WaitingRows) -> Iterator[bytes]:
+        """Yield the rows that do not stay in OUT, noting where they will lie in the journal."""
+        offset = 0
+        for position, line in self._moved():
+            self._place(waiting, position, offset, line)
+            offset += len(line)
+            yield line
+
+    def _moved(self) -> Iterator[tuple[int, bytes]]:
+        seen = self._in_place
+        for line in _read_output(self._path, self._end):
+            if isinstance(line, bytes) and (position := self._keep(line, seen)) is not None:
+                yield position, line
+        for position, line, _ in self._kept_in_journal(seen):
+            yield position, line
+
+    def _kept_in_journal(self, seen: RowSet) -> Iterator[tuple[int, bytes, int]]:
+        """Yield position, line and offset of the journal's rows that stay and were not seen."""
+        offset = 0
+        for line in _read_lines(journal_path(self._path), 0):
+            if isinstance(line, bytes):
+                if (position := self._keep(line, seen)) is not None:
+                    yield position, line, offset
+                offset += len(line)
+
+    def _place(self, waiting: WaitingRows, position: int, offset: int, line: bytes) -> None:
+        place = position if self._order == "input" else waiting.end
+        waiting.place(place, offset, len(line))
+
+
+def holds_rows(path: str) -> bool:
+    """Whether an earlier run left anything in OUT or its journal."""
+    return _size(path) > 0 or _size(journal_path(path)) > 0
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+def _read_output(path: str, start: int) -> Iterator[bytes | int]:
+    """Yield the whole lines of OUT from an offset on, and the offsets where it may be cut."""
+    kind = format_of_name(path)
+    if not _size(path):
+        return
+    if kind == "text":
+        yield from _read_lines(path, start)
+    elif kind == "parquet":
+        if start == 0:
+            yield from read_parquet(path)
+            yield _size(path)
+    else:
+        with open(path, "rb") as stream:
+            yield from read_frames(stream, kind, start)
+
+
+def _read_lines(path: str, start: int) -> Iterator[bytes | int]:
+    if not os.path.exists(path):
+        return
+    with open(path, "rb") as stream:
+        stream.seek(start)
+        for line in stream:
+            if line.endswith(b"\n"):
+                start += len(line)
+                yield line
+                yield start

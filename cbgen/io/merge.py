@@ -1,0 +1,252 @@
+"""The outputs of all shards of a run to one output, in input order.
+
+Shards are read side by side, a buffer of each in memory, and rows are copied as they are. Every
+index must be there once; if not, no output is left. Knows of a row no more than row_facts does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import BinaryIO, cast
+
+from cbgen.errors import UsageError
+from cbgen.io.content import format_of_name
+from cbgen.io.frames import FrameFile
+from cbgen.io.opening import unpack
+from cbgen.io.output_file import (
+    OutputFile,
+    is_device,
+    journal_path,
+    refuse_same_file,
+    replace_file,
+    run_path,
+)
+from cbgen.io.parquet_output import read_parquet, write_parquet
+from cbgen.io.paths import find_inputs
+from cbgen.io.remote import is_remote, open_remote, refuse_remote_output
+from cbgen.io.reopened import ReopenedFile
+from cbgen.io.row_facts import read_facts
+from cbgen.io.run_file import read_run
+
+logger = logging.getLogger(__name__)
+
+_BUFFER_BYTES = 2**16
+_CHUNK_BYTES = 2**20
+_MOST_NAMED = 5
+
+
+@dataclass(slots=True)
+class IndexNotes:
+    """Indexes that something is wrong with: how many, and the first of them."""
+
+    count: int = 0
+    first: list[int] = field(default_factory=list)
+
+    def add(self, indexes: range) -> None:
+        """Note indexes, which must come in order."""
+        self.count += len(indexes)
+        self.first.extend(indexes[: _MOST_NAMED - len(self.first)])
+
+    def __str__(self) -> str:
+        named = ", ".join(map(str, self.first))
+        return named if self.count == len(self.first) else f"{named}, ..."
+
+
+@dataclass(slots=True)
+class MergeReport:
+    """What the shards hold together."""
+
+    num_shards: int
+    num_rows: int = 0
+    num_failed: int = 0
+    """Rows that carry an error."""
+    missing: IndexNotes = field(default_factory=IndexNotes)
+    repeated: IndexNotes = field(default_factory=IndexNotes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every index is there once."""
+        return self.missing.count == 0 and self.repeated.count == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    index: int
+    line: bytes
+    failed: bool
+
+
+def merge_shards(output: str, shards: Sequence[str], *, overwrite: bool = False) -> MergeReport:
+    """Join the outputs of shards; packed and parquet ones by their suffix.
+
+    Args:
+        output: file to write, or `-` for stdout.
+        shards: files, with or without wildcards.
+        overwrite: replace an existing output.
+
+    Returns:
+        What was found. The output is there if `is_whole`; stdout has the rows before the first
+        fault.
+
+    Raises:
+        UsageError: a shard is not finished, torn, not in input order or no output of cbgen, or the
+            output exists.
+        OutputError: the output cannot be written.
+        ClosedOutput: the reader of stdout has gone.
+    """
+    names = find_inputs(shards)
+    _refuse_output(output, names, overwrite=overwrite)
+    num_records = _count_records(names)
+    report = MergeReport(len(names))
+
+    def lines() -> Iterator[bytes]:
+        return _checked_lines(names, num_records, report)
+
+    def lines_again() -> Iterator[bytes]:
+        return (row.line for row in _merged(names) if report.is_whole)
+
+    output = "-" if output == "/dev/stdout" else output
+    if output == "-" or is_device(output):
+        _write(OutputFile.open(output, overwrite=False), "text", lines, lines_again)
+        return report
+    stem, suffix = os.path.splitext(output)
+    file = OutputFile.open(f"{stem}.merging{suffix}", overwrite=True)
+    done = False
+    try:
+        _write(file, format_of_name(output), lines, lines_again)
+        if report.is_whole:
+            file.sync()
+            _remove_notes(output)
+            replace_file(file.path, output)
+            done = True
+    finally:
+        file.close() if done else file.remove()
+    return report
+
+
+def _checked_lines(
+    names: Sequence[str], num_records: int | None, report: MergeReport
+) -> Iterator[bytes]:
+    """Yield the rows up to the first fault, and fill the report to the end."""
+    expected = 0
+    for row in _merged(names):
+        report.num_rows += 1
+        report.num_failed += row.failed
+        if row.index < expected:
+            report.repeated.add(range(row.index, row.index + 1))
+            continue
+        report.missing.add(range(expected, row.index))
+        expected = row.index + 1
+        if report.is_whole:
+            yield row.line
+    report.missing.add(range(expected, num_records or 0))
+
+
+def _merged(names: Sequence[str]) -> Iterator[_Row]:
+    return heapq.merge(*map(_rows_of, names), key=attrgetter("index"))
+
+
+def _rows_of(name: str) -> Iterator[_Row]:
+    last = -1
+    for number, line in enumerate(_lines_of(name), 1):
+        facts = read_facts(line)
+        if facts is None or not line.endswith(b"\n"):
+            what = "is no row of cbgen's" if line.endswith(b"\n") else "is torn"
+            raise UsageError(f"{name}:{number}: {what}; finish that run with --resume first")
+        if facts.index < last:
+            raise UsageError(
+                f"{name}:{number}: row {facts.index} stands behind row {last}; only outputs in "
+                "input order can be merged (output.order: input)"
+            )
+        last = facts.index
+        yield _Row(facts.index, line, facts.error_code is not None)
+
+
+def _lines_of(name: str) -> Iterator[bytes]:
+    raw = open_remote(name) if is_remote(name) else cast(BinaryIO, ReopenedFile(name))
+    try:
+        if format_of_name(name) == "parquet":
+            yield from read_parquet(name, raw)
+            return
+        with unpack(raw, name, buffer_bytes=_BUFFER_BYTES) as stream:
+            yield from stream
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read: {error.strerror or error}") from error
+
+
+def _write(
+    file: OutputFile,
+    kind: str,
+    lines: Callable[[], Iterator[bytes]],
+    lines_again: Callable[[], Iterator[bytes]],
+) -> None:
+    file.cut()
+    if kind == "parquet":
+        passes = iter((lines, lines_again))  # the first one checks
+        write_parquet(file, lambda: next(passes)())
+    else:
+        packed = file if kind == "text" else FrameFile(file, kind)
+        for chunk in _chunks(lines()):
+            packed.append(chunk)
+        packed.sync()
+
+
+def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    chunk: list[bytes] = []
+    size = 0
+    for line in lines:
+        chunk.append(line)
+        size += len(line)
+        if size >= _CHUNK_BYTES:
+            yield b"".join(chunk)
+            chunk, size = [], 0
+    yield b"".join(chunk)
+
+
+def _count_records(names: Sequence[str]) -> int | None:
+    """Return how many records all shards have read, None where that was not noted for each.
+
+    Raises:
+        UsageError: a shard is not finished.
+    """
+    total: int | None = 0
+    digests = set()
+    for name in names:
+        if is_remote(name):
+            total = None
+            continue
+        if not os.path.isfile(name):
+            raise UsageError(f"{name}: is no file")
+        run = read_run(name)
+        if os.path.lexists(journal_path(name)) or (run is not None and not run.has_ended):
+            raise UsageError(f"{name}: its run has not finished; run it again with --resume first")
+        if run is None:
+            total = None
+            continue
+        digests.add(run.header.recipe_digest)
+        total = None if total is None else total + run.num_records
+    if len(digests) > 1:
+        logger.warning("the shards were made with %d different recipes", len(digests))
+    return total
+
+
+def _refuse_output(output: str, names: Sequence[str], *, overwrite: bool) -> None:
+    refuse_remote_output(output)
+    if os.path.lexists(output) and not overwrite and not is_device(output):
+        raise UsageError(f"{output}: already exists; use --overwrite, or choose another output")
+    for name in names:
+        if name == "-":
+            raise UsageError("-: shards are read side by side; give files")
+        refuse_same_file(name, output)
+
+
+def _remove_notes(output: str) -> None:
+    """Remove what an earlier run left beside the output, which is no longer its own."""
+    for path in (journal_path(output), run_path(output)):
+        if os.path.lexists(path):
+            os.unlink(path)

@@ -1,0 +1,177 @@
+"""Inputs as streams of unpacked bytes: files by their suffix, stdin and pipes by their content.
+
+Knows nothing of lines. Parquet is no stream; see parquet.py.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+from typing import Any, BinaryIO, cast
+
+from cbgen.errors import UsageError
+from cbgen.io.content import (
+    HEAD_BYTES,
+    choose_format,
+    format_of_name,
+    is_undecided,
+    refuse_packed_twice,
+)
+from cbgen.io.packed import UnpackedStream, load_zstd
+from cbgen.io.remote import is_remote, open_remote
+
+_BUFFER_BYTES = 2**20
+_PACKED_BUFFER_BYTES = 2**17
+
+
+def open_input(path: str) -> BinaryIO:
+    """Open an input as the JSONL bytes that it holds; `-` is stdin.
+
+    Raises:
+        UsageError: it cannot be opened, is parquet, or holds something else than its name says.
+    """
+    if format_of_name(path) == "parquet":
+        raise UsageError(f"{path}: parquet has no lines; it is read by `cbgen run` alone")
+    raw = open_raw(path)
+    opened = False
+    try:
+        stream = unpack(raw, path, is_stream=is_stream(path))
+        opened = True
+    finally:
+        if not opened:
+            raw.close()
+    return stream
+
+
+def unpack(
+    raw: BinaryIO, path: str, *, is_stream: bool = False, buffer_bytes: int = _BUFFER_BYTES
+) -> BinaryIO:
+    """Return the unpacked bytes of an open file; closing them closes it.
+
+    Raises:
+        UsageError: it cannot be read, or holds something else than its name says.
+    """
+    try:
+        head = _read_head(raw)
+        kind = choose_format(head, path, is_stream=is_stream)
+        whole = _Rejoined(head, raw)
+        if kind == "text":
+            return cast(BinaryIO, io.BufferedReader(whole, buffer_bytes))
+        packed = io.BufferedReader(whole, min(_PACKED_BUFFER_BYTES, buffer_bytes))
+        lines = io.BufferedReader(UnpackedStream(packed, kind), buffer_bytes)
+        if not is_stream:
+            _refuse_packed_twice(lines, path)
+    except OSError as error:
+        raise UsageError(f"{path}: the input cannot be read: {error.strerror or error}") from error
+    return cast(BinaryIO, lines)
+
+
+def open_raw(path: str) -> BinaryIO:
+    """Open an input as it is.
+
+    Raises:
+        UsageError: it cannot be opened.
+    """
+    if path == "-":
+        return _open_stdin()
+    if is_remote(path):
+        return open_remote(path)
+    try:
+        return open(path, "rb", buffering=0)
+    except OSError as error:
+        raise UsageError(f"{path}: the input cannot be opened: {error.strerror}") from error
+
+
+def check_input(path: str) -> None:
+    """Refuse a local file that cannot be read or holds something else than its name says.
+
+    Leaves streams and remote files alone: they are read once, or slow to reach.
+
+    Raises:
+        UsageError: it is refused.
+    """
+    if path == "-":
+        if sys.stdin is None:
+            raise UsageError("-i -: stdin is closed; give a file or pipe rows in")
+        return
+    kind = format_of_name(path)
+    if kind == "zstd":
+        load_zstd()
+    if is_remote(path):
+        return
+    if is_stream(path):
+        if kind == "parquet":
+            raise UsageError(f"{path}: parquet cannot be read from a pipe; give a file")
+        return
+    with open_raw(path) as raw:
+        try:
+            head = _read_head(raw)
+        except OSError as error:
+            raise UsageError(f"{path}: the input cannot be read: {error.strerror}") from error
+        choose_format(head, path, is_stream=False)
+
+
+def is_stream(path: str) -> bool:
+    """Whether an input can be read but once: stdin, a pipe, a device."""
+    if is_remote(path):
+        return False
+    try:
+        return path == "-" or not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _open_stdin() -> BinaryIO:
+    if sys.stdin is None:
+        raise UsageError("-i -: stdin is closed; give a file or pipe rows in")
+    try:
+        # A stream of its own: at exit the interpreter waits for the lock of sys.stdin, and a
+        # thread that waits for a pipe would hold it.
+        return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+    except OSError:  # a stand-in for stdin, as test runners have
+        return sys.stdin.buffer
+
+
+def _read_head(raw: BinaryIO) -> bytes:
+    """Read what tells the kind of content, and from a slow pipe no more than that."""
+    head = raw.read(HEAD_BYTES)
+    while head and is_undecided(head):
+        more = raw.read(HEAD_BYTES)
+        if not more:
+            break
+        head += more
+    return head
+
+
+def _refuse_packed_twice(lines: io.BufferedReader[UnpackedStream], path: str) -> None:
+    try:
+        head = lines.peek(HEAD_BYTES)
+    except OSError:  # torn at its start; whoever reads it learns that with its place
+        return
+    refuse_packed_twice(head, path)
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream from its start, of which the head has been read."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401  any writable buffer
+        if not self._head:
+            return cast(io.RawIOBase, self._rest).readinto(buffer) or 0
+        size = min(len(buffer), len(self._head))
+        buffer[:size] = self._head[:size]
+        self._head = self._head[size:]
+        return size
+
+    def close(self) -> None:
+        if not self.closed:
+            self._rest.close()
+        super().close()

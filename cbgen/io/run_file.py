@@ -1,0 +1,292 @@
+"""OUT.run: what made OUT, so that a later run can tell whether it may go on with it.
+
+A header line of JSON (recipe, inputs, shard), then 8 bytes for each record of the input in reading
+order, its digest, then a mark where the input has ended. A record's digest is on its way to disk
+before its row is. The file's lock keeps a second run off OUT. Knows nothing of rows.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from cbgen.errors import UsageError
+from cbgen.io.output_file import OutputFile, replace_file, run_path, sync_folder
+
+FORMAT = 1
+_DIGEST_BYTES = 8
+_UNKNOWN = bytes(_DIGEST_BYTES)  # what a power failure may leave in place of digests
+_END = b"\xff" * _DIGEST_BYTES
+_STAND_IN = b"\x01" * _DIGEST_BYTES
+_CHUNK_DIGESTS = 8192
+_MAX_HEADER_BYTES = 2**24
+_NEW = ".new"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # file systems that know no locks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHeader:
+    """What a run is made of, but for the content of its input."""
+
+    recipe_digest: str
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """What the recipe says, section by section."""
+    inputs: list[str] = field(default_factory=list)
+    shard: str = "0/1"
+    input_format: str = "auto"
+    """How lines of batch files are told from rows."""
+    cbgen: str = ""
+    """Version that wrote it."""
+    format: int = FORMAT
+
+
+class RunFile:
+    """The open and locked OUT.run of this run. Made by `open`.
+
+    Until `begin` nothing in it changes. One thread may call `note` and `note_end` while another
+    calls the rest.
+
+    Attributes:
+        path: its name.
+        earlier: what the run before was made of; None where there was none, or it never began.
+        num_known: how many records the run before had read.
+        has_ended: whether these were all that there are.
+    """
+
+    def __init__(self, path: str, file: OutputFile, header: RunHeader) -> None:
+        self.path = path
+        self._header = header
+        self._file = file
+        self._locked: OutputFile | None = None  # a replaced file, whose lock lasts to the end
+        self._noted = bytearray()
+        self._noting = threading.Lock()
+        self._has_begun = False
+        self._draft: OutputFile | None = None
+        self.earlier, self._start = _read_header(file.descriptor)
+        self.num_known, self.has_ended = 0, False
+        if self.earlier is not None:
+            self.num_known, self.has_ended = _count_known(file.descriptor, self._start)
+
+    @classmethod
+    def open(cls, output_path: str, header: RunHeader) -> RunFile:
+        """Open and lock the file that belongs to an output.
+
+        Raises:
+            UsageError: another run is writing that output, or the file cannot be opened.
+        """
+        path = run_path(output_path)
+        while True:
+            file = OutputFile.open(path, overwrite=True)
+            run = None
+            try:
+                _lock(file.descriptor, output_path)
+                if _is_named(file.descriptor, path):  # else its owner has replaced or removed it
+                    run = cls(path, file, header)
+            finally:
+                if run is None:
+                    file.close()
+            if run is not None:
+                return run
+
+    def known(self) -> Iterator[bytes]:
+        """Yield the digests that the run before noted, or those of the draft."""
+        file = self._draft or self._file
+        for place in range(0, self.num_known, _CHUNK_DIGESTS):
+            count = min(_CHUNK_DIGESTS, self.num_known - place)
+            offset = self._start + place * _DIGEST_BYTES
+            chunk = os.pread(file.descriptor, count * _DIGEST_BYTES, offset)
+            for start in range(0, len(chunk), _DIGEST_BYTES):
+                yield chunk[start : start + _DIGEST_BYTES]
+
+    def forget(self) -> None:
+        """Take nothing over from the run before."""
+        self.earlier, self._start = None, 0
+        self.num_known, self.has_ended = 0, False
+
+    def draft(self, digests: Iterable[bytes]) -> None:
+        """Let this run's header and these digests take the file's place when it begins.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        draft = OutputFile.open(self.path + _NEW, overwrite=True)
+        is_whole = False
+        try:
+            draft.cut()
+            draft.append(_header_line(self._header))
+            start, chunk = draft.size, bytearray()
+            for digest in digests:
+                chunk += storable(digest)
+                if len(chunk) >= _CHUNK_DIGESTS * _DIGEST_BYTES:
+                    draft.append(bytes(chunk))
+                    chunk.clear()
+            draft.append(bytes(chunk))
+            is_whole = True
+        finally:
+            if not is_whole:
+                draft.remove()
+        self._draft = draft
+        self._start, self.num_known = start, (draft.size - start) // _DIGEST_BYTES
+
+    def begin(self) -> None:
+        """Let the file speak of this run. Rows of other records must be gone from OUT by then.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        if self._draft is not None:
+            self._draft.sync()
+            _lock(self._draft.descriptor, self.path)
+            replace_file(self._draft.path, self.path)
+            self._draft.path = self.path
+            self._locked, self._file, self._draft = self._file, self._draft, None
+        elif self.earlier is None:
+            self._file.cut()
+            self._file.append(_header_line(self._header))
+        else:
+            self._file.cut(self._start + self.num_known * _DIGEST_BYTES)
+        Path(self.path + _NEW).unlink(missing_ok=True)  # of a run that was killed here
+        self._file.sync()
+        sync_folder(self.path)
+        self._has_begun = True
+
+    def note(self, digest: bytes) -> None:
+        """Note the next record behind those that are known."""
+        with self._noting:
+            self._noted += storable(digest)
+
+    def note_end(self) -> None:
+        """Note that the input has no more records."""
+        with self._noting:
+            self._noted += _END
+
+    def flush(self) -> None:
+        """Hand what was noted to the operating system.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        if self._noted and self._has_begun:
+            with self._noting:
+                noted, self._noted = self._noted, bytearray()
+            self._file.append(bytes(noted))
+
+    def sync(self) -> None:
+        """Put on disk what was noted.
+
+        Raises:
+            OutputError: the disk fails.
+        """
+        self.flush()
+        self._file.sync()
+
+    def close(self) -> None:
+        """Close and unlock the file, and leave it."""
+        for file in (self._file, self._locked):
+            if file is not None:
+                file.close()
+        if self._draft is not None:
+            self._draft.remove()
+
+    def remove_if_created(self) -> None:
+        """Close and unlock the file; delete it, unless it was there before this run."""
+        if self._draft is not None:
+            self._draft.remove()
+        self._file.remove_if_created()
+
+
+@dataclass(frozen=True, slots=True)
+class NotedRun:
+    """What is noted of the run that made an output."""
+
+    header: RunHeader
+    num_records: int
+    """Records that it has read."""
+    has_ended: bool
+    """Whether these are all that there are."""
+
+
+def read_run(output_path: str) -> NotedRun | None:
+    """Return what is noted of the run that made an output, None where nothing is.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    path = run_path(output_path)
+    if not os.path.exists(path):
+        return None
+    try:
+        with open(path, "rb") as stream:
+            header, start = _read_header(stream.fileno())
+            return (
+                None if header is None else NotedRun(header, *_count_known(stream.fileno(), start))
+            )
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def storable(digest: bytes) -> bytes:
+    """Return a digest as it is stored: two values have a meaning of their own."""
+    return _STAND_IN if digest in (_UNKNOWN, _END) else digest
+
+
+def _read_header(descriptor: int) -> tuple[RunHeader | None, int]:
+    """Return the header and where the digests begin; None where it is torn or missing."""
+    size = os.fstat(descriptor).st_size
+    line = os.pread(descriptor, min(size, _MAX_HEADER_BYTES), 0)
+    line = line[: line.find(b"\n") + 1]
+    try:
+        fields = orjson.loads(line)
+        if fields["format"] != FORMAT:
+            raise UsageError(
+                f"the file that says what made the output has format {fields['format']}, and this "
+                f"version reads {FORMAT}; go on with the version of cbgen that wrote it"
+            )
+        return RunHeader(**fields), len(line)
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        return None, 0
+
+
+def _count_known(descriptor: int, start: int) -> tuple[int, bool]:
+    """Return how many digests there are, and whether the mark of the end follows them."""
+    count = 0
+    while chunk := os.pread(descriptor, _CHUNK_DIGESTS * _DIGEST_BYTES, start):
+        for offset in range(0, len(chunk), _DIGEST_BYTES):
+            digest = chunk[offset : offset + _DIGEST_BYTES]
+            if digest in (_END, _UNKNOWN) or len(digest) < _DIGEST_BYTES:
+                return count, digest == _END
+            count += 1
+        start += len(chunk)
+    return count, False
+
+
+def _header_line(header: RunHeader) -> bytes:
+    return orjson.dumps(asdict(header), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _lock(descriptor: int, output_path: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"{output_path}: another run is writing it; wait for its end, or choose another output"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise UsageError(f"{output_path}: cannot be locked: {error.strerror}") from error
+
+
+def _is_named(descriptor: int, path: str) -> bool:
+    """Whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

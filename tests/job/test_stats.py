@@ -1,0 +1,87 @@
+"""The object of --stats has the documented fields, and its numbers are the run's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cbgen.engine.events import StepStats
+from cbgen.job.settings import Setting
+from cbgen.job.statistics import JobStatistics
+from cbgen.job.stats import every_setting, package_versions, stats_object
+from cbgen.recipe.load import recipe_from_mapping
+
+RECIPE = {
+    "model": {"path": "some/model"},
+    "generation_config": {"temperature": 0.5},
+    "continuous_batching_config": {"page_size": 32},
+}
+
+
+@pytest.fixture
+def recipe():
+    return recipe_from_mapping(RECIPE, ["output.order=completion"])
+
+
+def make_stats(statistics: JobStatistics, exit_code: int | None = 0) -> dict:
+    return stats_object(statistics, exit_code=exit_code, series=(), settings={}, versions={})
+
+
+def test_the_fields_are_the_documented_ones():
+    stats = make_stats(JobStatistics())
+    assert list(stats) == [
+        "exit_code", "rows", "finish_reasons", "errors", "tokens", "seconds", "rates", "cache",
+        "series", "settings", "versions",
+    ]  # fmt: skip
+    assert list(stats["rows"]) == ["read", "answered", "failed", "resumed"]
+    assert list(stats["tokens"]) == ["prompt", "cached", "completion", "recomputed"]
+    assert list(stats["seconds"]) == ["load", "run"]
+    cache = ["blocks", "peak_used", "evictions", "preemptions", "offloaded"]
+    assert list(stats["cache"]) == cache
+
+
+def test_the_numbers_are_those_of_the_job():
+    statistics = JobStatistics(rows_read=4, run_started=10.0, run_ended=12.0, load_seconds=3.0)
+    statistics.count_answer("stop", 10, 6)
+    statistics.count_answer("length", 20, 4)
+    statistics.count_failure("no_prompt")
+    statistics.engine = StepStats(num_blocks=8, peak_used_blocks=5, num_preemptions=2)
+    stats = make_stats(statistics, exit_code=1)
+    assert stats["exit_code"] == 1
+    assert stats["rows"] == {"read": 4, "answered": 2, "failed": 1, "resumed": 0}
+    assert stats["finish_reasons"] == {"stop": 1, "length": 1, "error": 1}
+    assert stats["errors"] == {"no_prompt": 1}
+    assert stats["tokens"]["prompt"] == 30
+    assert stats["seconds"] == {"load": 3.0, "run": 2.0}
+    assert stats["rates"]["rows_per_s"] == 1.5
+    assert stats["rates"]["completion_tokens_per_s"] == 5.0
+    assert (stats["cache"]["peak_used"], stats["cache"]["preemptions"]) == (5, 2)
+
+
+def test_a_run_that_never_began_has_no_rates():
+    assert set(make_stats(JobStatistics())["rates"].values()) == {0.0}
+
+
+def test_every_field_of_a_recipe_is_a_setting_with_its_origin(recipe):
+    settings = every_setting(recipe, ())
+    assert settings["model.path"]["value"] == "some/model"
+    assert settings["generation_config.temperature"]["value"] == 0.5
+    assert settings["continuous_batching_config.page_size"]["value"] == 32
+    assert settings["output.order"] == {"value": "completion", "origin": "command line"}
+    assert settings["prompt.truncation"] == {"value": "error", "origin": "default"}
+    assert settings["deterministic"] == {"value": "auto", "origin": "default"}
+
+
+def test_what_was_decided_wins_over_what_was_asked(recipe):
+    decided = [Setting("continuous_batching_config.num_blocks", 77, "as memory allows")]
+    settings = every_setting(recipe, decided)
+    expected = {"value": 77, "origin": "as memory allows"}
+    assert settings["continuous_batching_config.num_blocks"] == expected
+    json.dumps(settings)
+
+
+def test_the_versions_name_what_makes_the_answers():
+    versions = package_versions("1.2.3")
+    assert versions["cbgen"] == "1.2.3"
+    assert {"python", "torch", "transformers"} <= versions.keys()
