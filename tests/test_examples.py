@@ -91,6 +91,65 @@ def test_print_answers_shows_question_answer_and_error(tmp_path):
     assert finished.stdout == "[a] Why?\n    Because.\n\n[b] Who?\n    error: too long\n\n"
 
 
+@pytest.fixture
+def slurm_task(tmp_path):
+    """Run a task of slurm_array.sh; Slurm's commands and cbgen are stubs that tell what they got.
+
+    Returns the exit code and the lines that the stubs wrote.
+    """
+    stubs = {"srun": 'exec "$@"', "scontrol": ":", "cbgen": "exit $CODE"}
+    for name, command in stubs.items():
+        path = tmp_path / name
+        path.write_text(f'#!/bin/bash\necho "{name} $*" >> "$CALLS"\n{command}\n')
+        path.chmod(0o755)
+
+    def run(code: int) -> tuple[int, list[str]]:
+        calls = tmp_path / "calls"
+        environment = {
+            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+            "CALLS": str(calls),
+            "CODE": str(code),
+            "SLURM_ARRAY_JOB_ID": "77",
+            "SLURM_ARRAY_TASK_ID": "3",
+        }
+        finished = subprocess.run(
+            ["bash", EXAMPLES / "slurm_array.sh", "recipe.yaml", "rows/*.gz", tmp_path / "answers"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return finished.returncode, calls.read_text().splitlines()
+
+    return run
+
+
+def test_slurm_array_sh_answers_the_shard_of_its_task(slurm_task, tmp_path):
+    code, calls = slurm_task(0)
+    assert code == 0
+    assert calls[1:] == [
+        f"cbgen run recipe.yaml -i rows/*.gz -o {tmp_path}/answers/shard-3.jsonl --shard 3/8 "
+        "--resume --requeue-signal USR1"
+    ]
+    assert (tmp_path / "answers").is_dir()
+
+
+@pytest.mark.parametrize(("code", "expected"), [(1, 0), (2, 2), (3, 3), (143, 143)])
+def test_slurm_array_sh_fails_as_the_run_does_but_for_failed_rows(slurm_task, code, expected):
+    assert slurm_task(code)[0] == expected
+
+
+def test_slurm_array_sh_is_queued_again_when_its_time_is_up(slurm_task):
+    code, calls = slurm_task(4)
+    assert (code, calls[-1]) == (0, "scontrol requeue 77_3")
+
+
+def test_slurm_array_sh_has_as_many_shards_as_tasks():
+    text = (EXAMPLES / "slurm_array.sh").read_text()
+    assert "#SBATCH --array=0-7\n" in text
+    assert "\nnum_shards=8 " in text
+
+
 def test_fetch_smollm2_leaves_a_right_file_alone(tmp_path):
     cached = Path.home() / ".cache" / "cbgen" / "models" / MODEL_NAME
     before = cached.stat()

@@ -61,4 +61,4 @@ def _problems(report: MergeReport) -> list[str]:
 def _summary(report: MergeReport, output: str) -> str:
     failed = f", {count(report.num_failed)} of them failed" if report.num_failed else ""
     shards = count(report.num_shards, "shards")
-    return f"{count(report.num_rows, 'rows')}{failed}, from {shards}, are in {output}"
+    return f"{output}: {count(report.num_rows, 'rows')}{failed}, from {shards}"

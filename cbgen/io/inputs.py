@@ -11,7 +11,7 @@ from itertools import islice
 from cbgen.errors import UsageError
 from cbgen.io.content import format_of_name
 from cbgen.io.opening import check_input, is_stream, open_input, open_raw
-from cbgen.io.parquet import ParquetRows
+from cbgen.io.parquet import ParquetRows, load_arrow
 from cbgen.io.paths import find_inputs
 from cbgen.io.reader import Record, read_records, records_from
 from cbgen.io.remote import is_remote
@@ -98,9 +98,13 @@ def open_inputs(
     names = find_inputs(patterns)
     for name in names:
         check_input(name)
-        if format_of_name(name) == "parquet" and not is_remote(name):
-            with open_raw(name) as raw:
-                ParquetRows(raw, name)
+        if format_of_name(name) != "parquet":
+            continue
+        if is_remote(name):
+            load_arrow()
+            continue
+        with open_raw(name) as raw:
+            ParquetRows(raw, name)
     return Inputs(names, limit=limit, shard=shard)
 
 

@@ -223,7 +223,7 @@ def _count_records(names: Sequence[str]) -> int | None:
         if not os.path.isfile(name):
             raise UsageError(f"{name}: is no file")
         run = read_run(name)
-        if os.path.lexists(journal_path(name)) or (run is not None and not run.has_ended):
+        if os.path.lexists(journal_path(name)):
             raise UsageError(f"{name}: its run has not finished; run it again with --resume first")
         if run is None:
             total = None

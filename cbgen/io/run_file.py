@@ -210,8 +210,6 @@ class NotedRun:
     header: RunHeader
     num_records: int
     """Records that it has read."""
-    has_ended: bool
-    """Whether these are all that there are."""
 
 
 def read_run(output_path: str) -> NotedRun | None:
@@ -226,11 +224,10 @@ def read_run(output_path: str) -> NotedRun | None:
     try:
         with open(path, "rb") as stream:
             header, start = _read_header(stream.fileno())
-            return (
-                None if header is None else NotedRun(header, *_count_known(stream.fileno(), start))
-            )
+            num_records, _ = _count_known(stream.fileno(), start)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    return None if header is None else NotedRun(header, num_records)
 
 
 def storable(digest: bytes) -> bytes:

@@ -204,7 +204,6 @@ class WaitingRows:
 
     def place(self, index: int, offset: int, size: int) -> None:
         """Note a row that the store holds already."""
-        self._check_free(index)
         position = self._head + index - self.next_index
         missing = position + 1 - len(self._offsets)
         if missing > 0:
@@ -278,11 +277,11 @@ class WaitingRows:
                 moved.append(0)
 
     def _check_free(self, index: int) -> None:
-        known = self.next_index <= index < self.end
-        is_free = index >= self.end or (
-            known and not self._offsets[self._head + index - self.next_index]
+        position = self._head + index - self.next_index
+        is_known = index < self.next_index or (
+            position < len(self._offsets) and self._offsets[position] != 0
         )
-        assert is_free, f"row {index} came twice"
+        assert not is_known, f"row {index} came twice"
 
     def _advance(self, count: int) -> None:
         self.next_index += count

@@ -49,8 +49,10 @@ class AnswerBuilder:
         """
         if output.status is RequestStatus.FAILED:
             assert output.error is not None, "a failed request says why"
+            code = output.error_code or "engine_error"
+            is_engines = code in ("engine_error", "non_finite_logits")  # no fault of the request
             raise RowError(
-                output.error_code or "engine_error", output.error, type="invalid_request"
+                code, output.error, type="engine_error" if is_engines else "invalid_request"
             )
         if output.status is RequestStatus.CANCELLED and record.dialect is not None:
             raise RowError(CANCELLED, "the run ended before the answer did", type="engine_error")

@@ -12,6 +12,7 @@ from cbgen.io.rows import row_error
 from cbgen.io.writer import ClosedOutput
 from cbgen.job.early_stop import EarlyStop
 from cbgen.job.files import JobFiles
+from cbgen.job.heap import frozen_heap
 from cbgen.job.options import JobOptions
 from cbgen.job.session import compile_template, open_session
 from cbgen.job.settings import Setting
@@ -58,7 +59,7 @@ def run_job(
                     statistics.input_ended = True
                     return True
                 records = chain(first, records)
-            with open_session(recipe, template, statistics, observer) as session:
+            with open_session(recipe, template, statistics, observer) as session, frozen_heap():
                 if on_settings is not None:
                     on_settings(session.settings)
                 if early_stop is not None:

@@ -73,9 +73,9 @@ BAD: dict[str, tuple[object, str]] = {
         "invalid_generation_config",
     ),
     "continuation": ({"prompt": "a", "continuation": "b"}, "unsupported"),
-    "OpenAI Batch line": (
-        {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}},
-        "unsupported",
+    "line of a batch without method": (
+        {"custom_id": "1", "url": "/v1/completions", "body": {"prompt": "a"}},
+        "no_prompt",
     ),
 }
 

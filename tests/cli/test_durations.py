@@ -28,7 +28,7 @@ def test_forms_of_people_and_batch_systems_are_read(text, seconds):
     assert parse_duration(text, "--time-limit") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5 m", "1h1x", "m", "1:2:3:4", "1.5h", "s90"])
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5 m", "1h1x", "m", "1:2:3:4", "1.5h"])
 def test_anything_else_is_refused_with_examples(text):
     with pytest.raises(UsageError, match=r"--time-limit is .*3h50m"):
         parse_duration(text, "--time-limit")

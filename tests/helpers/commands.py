@@ -9,7 +9,7 @@ import pty
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Literal, TextIO
 
@@ -82,6 +82,7 @@ class Command:
         out: what stdout is.
         err: what stderr is.
         environment: variables to add.
+        prepare: called in the process before the command begins; a function of a module.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Command:
         out: Stream = "pipe",
         err: Stream = "pipe",
         environment: Mapping[str, str] | None = None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         stdin, self._input = os.pipe()
         self.out, stdout = _open_stream(out)
@@ -97,7 +99,7 @@ class Command:
         inner = [None if end is None else os.dup(end) for end in (stdin, stdout, stderr)]
         ends = [None if end is None else Connection(end) for end in inner]
         self._process = _forks.Process(
-            target=_enter, args=(list(arguments), ends, dict(environment or {}))
+            target=_enter, args=(list(arguments), ends, dict(environment or {}), prepare)
         )
         self._process.start()
         for end in {stdin, stdout, stderr} - {None}:
@@ -147,7 +149,10 @@ def _open_stream(kind: Stream) -> tuple[Output | None, int | None]:
 
 
 def _enter(
-    arguments: list[str], ends: list[Connection | None], environment: dict[str, str]
+    arguments: list[str],
+    ends: list[Connection | None],
+    environment: dict[str, str],
+    prepare: Callable[[], None] | None,
 ) -> None:
     """Become the command in a new process."""
     os.environ.update(environment)
@@ -164,6 +169,8 @@ def _enter(
     sys.stdin, sys.stdout, sys.stderr = streams
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["cbgen", *arguments]
+    if prepare is not None:
+        prepare()
     from cbgen.cli.app import main
 
     main()

@@ -41,9 +41,17 @@ def make_recipe(order: str = "input", max_new_tokens: int = 4) -> Recipe:
 
 
 def run_small(
-    source: Path | str, output: Path | str, recipe: Recipe | None = None, **options: Any
+    source: Path | str,
+    output: Path | str,
+    recipe: Recipe | None = None,
+    *,
+    written: list[int] | None = None,
+    **options: Any,
 ) -> JobStatistics:
-    """Answer the rows of a file as a run does, five in flight, the youngest finished first."""
+    """Answer the rows of a file as a run does, five in flight, the youngest finished first.
+
+    `written` gets the index of each row that is safe.
+    """
     statistics = JobStatistics()
     limit, shard = options.pop("limit", None), options.pop("shard", None)
     job_options = JobOptions(
@@ -65,6 +73,8 @@ def run_small(
             else:
                 statistics.count_failure(row["error"]["code"])
             files.write(record.index, row)
+            if written is not None:
+                written.append(record.index)
     return statistics
 
 
@@ -106,6 +116,17 @@ def unpacked(path: Path) -> bytes:
 
         return zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
     return data
+
+
+def assert_same_output(path: Path, reference: Path, order: str = "input") -> None:
+    """Check that an output holds the rows of an undisturbed one, and that nothing is left over."""
+    rows, expected = read_output(path), read_output(reference)
+    if order == "completion":
+        rows, expected = (sorted(rows, key=lambda row: row["index"]) for rows in (rows, expected))
+    assert rows == expected
+    if order == "input" and path.suffix != ".parquet":
+        assert unpacked(path) == unpacked(reference)
+    assert files_beside(path) == {"", ".run"}
 
 
 def files_beside(path: Path) -> set[str]:

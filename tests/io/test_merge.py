@@ -12,6 +12,7 @@ from cbgen.io.frames import FrameFile
 from cbgen.io.merge import merge_shards
 from cbgen.io.output_file import OutputFile, journal_path, run_path
 from cbgen.io.parquet_output import read_parquet, write_parquet
+from cbgen.io.run_file import RunFile, RunHeader
 from tests.helpers.packed import pack, unpack
 
 SUFFIXES = {"": "text", ".gz": "gzip", ".zst": "zstd"}
@@ -177,6 +178,31 @@ def test_a_torn_packed_shard_is_refused(shards, out, tmp_path, kind):
     path.write_bytes(pack(b"".join(LINES), kind)[:-20])
     with pytest.raises(UsageError, match=f"{path.name}: cannot be read: the {kind} data ends"):
         merge_shards(out, [str(path)])
+
+
+def note_run(path: str, num_records: int, recipe: str = "r") -> None:
+    run = RunFile.open(path, RunHeader(recipe_digest=recipe))
+    run.begin()
+    for number in range(num_records):
+        run.note(number.to_bytes(8, "big"))
+    run.sync()
+    run.close()
+
+
+def test_rows_that_are_missing_at_the_end_are_found_by_what_the_runs_have_read(shards, out):
+    paths = shards(LINES[:98], 2)
+    assert merge_shards(out, paths).is_whole
+    for path in paths:
+        note_run(path, 50)
+    report = merge_shards(out, paths, overwrite=True)
+    assert str(report.missing) == "98, 99"
+
+
+def test_shards_of_different_recipes_are_joined_with_a_warning(shards, out, caplog):
+    for path, recipe in zip(shards(LINES, 2), "rs", strict=True):
+        note_run(path, 50, recipe)
+    assert merge_shards(out, [out.replace("all", "shard-?")]).is_whole
+    assert "made with 2 different recipes" in caplog.text
 
 
 def test_what_is_no_output_is_refused_with_its_place(tmp_path, out):

@@ -1,4 +1,4 @@
-"""A job that is asked to end before its input does: what is finished stays, the rest gets no row."""
+"""A job that is asked to end early: what is finished has its row, the rest gets none."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ def test_a_run_that_never_began_has_statistics_too(watch, tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(watch):
-    with pytest.raises(UsageError, match="--stats .*cannot be written"):
+    with pytest.raises(UsageError, match=r"--stats .*cannot be written"):
         watch(stats_path="missing/stats.json")
-    with pytest.raises(UsageError, match="--metrics .*is no regular file"):
+    with pytest.raises(UsageError, match=r"--metrics .*is no regular file"):
         watch(metrics_path=".")
 
 

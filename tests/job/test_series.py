@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from cbgen.job.series import Series
 from cbgen.job.statistics import JobStatistics
 
@@ -25,5 +27,5 @@ def test_a_long_run_has_fewer_points_evenly_apart():
 def test_the_number_of_points_is_bounded_for_a_week():
     points = ticked(7 * 24 * 3600, most=2048)
     assert 1024 <= len(points) <= 2049
-    steps = {second - first for first, second in zip(points[:-2], points[1:-1], strict=True)}
+    steps = {second - first for first, second in pairwise(points[:-1])}
     assert len(steps) == 1

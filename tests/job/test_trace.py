@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import pairwise
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_spans_of_a_track_do_not_overlap(path):
     assert len(tracks) == 4
     for track in tracks.values():
         track.sort()
-        assert all(one[1] <= two[0] for one, two in zip(track[:-1], track[1:], strict=True))
+        assert all(one[1] <= two[0] for one, two in pairwise(track))
 
 
 def test_tracks_have_names(path):
