@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cbgen.cli.screen import Screen, one_line
-from cbgen.cli.wording import count, percent
+from cbgen.cli.wording import count, memory_size, percent
 
-_GIB = 2**30
 _BAR_WIDTH = 30
 _LABELS = {
     "of_average_length": "requests of average length",
@@ -74,13 +73,13 @@ def _rows(summary: Mapping[str, Any]) -> list[Entry]:
     bad = summary["bad_rows"]
     entries = [
         Entry("rows", count(summary["rows"])),
-        Entry("bad rows", count(bad["count"]), style="red"),
+        Entry("bad rows", count(bad["count"])),
+        *(Entry(f"  {code}", count(number)) for code, number in bad["codes"].items()),
         Entry("repeated ids", count(summary["duplicate_ids"])),
     ]
     if summary["may_outgrow_cache"]:
         note = "answers that reach their limit need more than the whole cache"
         entries.append(Entry("may fail", count(summary["may_outgrow_cache"]), note, "red"))
-    entries += [Entry(f"  {code}", count(number)) for code, number in bad["codes"].items()]
     entries += [
         Entry(f"  {one_line(item['place'])}", "", one_line(item["message"]), "red")
         for item in bad["first"]
@@ -104,7 +103,7 @@ def _prompt_tokens(lengths: Mapping[str, Any] | None) -> list[Entry]:
 def _memory(memory: Mapping[str, int]) -> list[Entry]:
     free = memory["free_now"]
     return [
-        Entry(name.replace("_", " "), f"{size / _GIB:,.2f} GiB", percent(size / free))
+        Entry(name.replace("_", " "), memory_size(size), percent(size / free))
         for name, size in memory.items()
     ]
 

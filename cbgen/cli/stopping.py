@@ -89,7 +89,13 @@ class Stopper:
         if threading.current_thread() is threading.main_thread():
             os.set_blocking(self._write_end, False)
             self._previous_descriptor = signal.set_wakeup_fd(self._write_end)
-            numbers = [*self._signals, signal.SIGALRM]
+            # A shell starts what runs in the background with SIGINT ignored; that stays so.
+            numbers = [
+                number
+                for number, reason in self._signals.items()
+                if reason.code is ExitCode.STOPPED or signal.getsignal(number) != signal.SIG_IGN
+            ]
+            numbers.append(signal.SIGALRM)
             self._previous = {int(n): signal.signal(n, self._on_signal) for n in numbers}
         self._thread.start()
         return self

@@ -20,6 +20,13 @@ def percent(share: float) -> str:
     return f"{share:.0%}"
 
 
+def memory_size(num_bytes: float) -> str:
+    """Return `12.40 GiB`, or MiB where that says more."""
+    if num_bytes < 2**30:
+        return f"{num_bytes / 2**20:,.1f} MiB"
+    return f"{num_bytes / 2**30:,.2f} GiB"
+
+
 def seconds(number: float) -> str:
     """Return `12.3 s`, or `1:02:03` from a minute on."""
     return f"{number:.1f} s" if number < 60 else clock(number)

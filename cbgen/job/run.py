@@ -17,6 +17,7 @@ from cbgen.job.options import JobOptions
 from cbgen.job.session import compile_template, open_session
 from cbgen.job.settings import Setting
 from cbgen.job.statistics import JobStatistics
+from cbgen.job.strict import refuse_bad_rows
 from cbgen.recipe.schema import Recipe
 
 
@@ -62,6 +63,8 @@ def run_job(
             with open_session(recipe, template, statistics, observer) as session, frozen_heap():
                 if on_settings is not None:
                     on_settings(session.settings)
+                if options.strict:
+                    refuse_bad_rows(recipe, options, session.preparer, session.survey)
                 if early_stop is not None:
                     early_stop.attach(session.job.stop_early)
                 for index, row in session.job.rows(records, on_idle=files.writer.sync_if_due):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cbgen.engine.build import attached_engine
+from cbgen.engine.build import attached_engine, scheduler_limits
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.manager.loop import EngineLoop
 from cbgen.engine.model.load import load_model
@@ -18,8 +18,10 @@ from cbgen.io.template import Template
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.batch import BatchJob, Results
 from cbgen.job.preparation import make_preparation
+from cbgen.job.prepare import Preparer
 from cbgen.job.settings import Setting, effective_settings
 from cbgen.job.statistics import JobStatistics
+from cbgen.job.survey import RowSurvey
 from cbgen.recipe.schema import Recipe
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,9 @@ class Session:
     job: BatchJob
     settings: list[Setting]
     """What holds for the run."""
+    preparer: Preparer
+    survey: RowSurvey
+    """Counts nothing yet; knows the bounds of the engine."""
 
 
 def compile_template(recipe: Recipe) -> Template | None:
@@ -105,7 +110,16 @@ def open_session(
         statistics.load_seconds = statistics.run_started - started
         statistics.phase = "running"
         try:
-            yield Session(job, effective_settings(recipe, built.facts, built.plan, prepared))
+            yield Session(
+                job,
+                effective_settings(recipe, built.facts, built.plan, prepared),
+                prepared.preparer,
+                RowSurvey(
+                    scheduler_limits(built.plan, built.facts),
+                    built.plan.cache_tokens,
+                    built.plan.page_size,
+                ),
+            )
         finally:
             statistics.engine = loop.stats()
             statistics.run_ended = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import warnings
 from pathlib import Path
 
@@ -217,7 +218,7 @@ def test_an_unexpected_exception_ends_with_3_and_a_traceback(cbgen, recipe, sour
 
 def test_an_interrupt_without_rows_says_so(cbgen, recipe, source, monkeypatch):
     def interrupt(*_, **__):
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("cbgen.job.run.run_job", interrupt)
     finished = cbgen("run", recipe, "-i", source)

@@ -131,6 +131,17 @@ def test_a_job_that_does_not_end_is_ended(asked, exits, monkeypatch):
         assert exits() == [130]
 
 
+def test_an_interrupt_that_is_ignored_stays_ignored(asked):
+    asked.begin()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with make_stopper(asked) as stopper:
+            signal.raise_signal(signal.SIGINT)
+        assert stopper.reason is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_signals_are_given_back(asked):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with make_stopper(asked):

@@ -21,7 +21,7 @@ from cbgen.io.reader import records_from
 from tests.helpers.packed import write_parquet
 from tests.helpers.records import error_codes, error_of
 
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 
 
 @pytest.fixture

@@ -236,7 +236,7 @@ def test_statistics_count_batch_lines(recipe, tmp_path):
 
 
 def test_strict_ends_at_a_refused_line(recipe, tmp_path):
-    with pytest.raises(UsageError, match=r"row \d+: .*--strict"):
+    with pytest.raises(UsageError, match=r"openai_batch.jsonl:8: .*--strict"):
         run_file(recipe, tmp_path, input_format="openai", strict=True)
 
 

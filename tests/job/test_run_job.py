@@ -7,6 +7,7 @@ import pytest
 import cbgen
 from cbgen.errors import EngineError, UsageError
 from cbgen.io.inputs import open_inputs
+from cbgen.job.batch import BatchJob
 from cbgen.job.run import JobOptions, run_job
 from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.load import recipe_from_mapping
@@ -63,9 +64,17 @@ def test_limit_takes_the_first_rows(answer_file):
     assert [row["id"] for row in rows] == ["r1", "r2", "r3"]
 
 
-def test_strict_ends_at_a_bad_row(answer_file):
-    with pytest.raises(UsageError, match="strict"):
-        answer_file([*ROWS, {"nothing": 1}], strict=True)
+@pytest.mark.parametrize(
+    "bad", [{"nothing": 1}, {"prompt_token_ids": [99_999]}, {"id": "r1", "prompt": "again"}]
+)
+def test_strict_tells_a_bad_row_at_the_end_before_anything_is_generated(
+    answer_file, tmp_path, bad, monkeypatch
+):
+    monkeypatch.setattr(BatchJob, "rows", None)  # generating would fail otherwise
+    many = [{"prompt": "a"}] * 200
+    with pytest.raises(UsageError, match=r"in\.jsonl:208: .*--strict"):
+        answer_file([*ROWS, *many, bad], strict=True)
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_row_with_its_own_settings(answer_file):

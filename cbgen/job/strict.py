@@ -1,0 +1,38 @@
+"""`--strict`: whatever validation alone can tell is told before anything is generated."""
+
+from __future__ import annotations
+
+from cbgen.errors import UsageError
+from cbgen.io.identity import IdIndex
+from cbgen.io.openai_requests import identify
+from cbgen.io.opening import is_stream
+from cbgen.io.reader import Record
+from cbgen.job.options import JobOptions
+from cbgen.job.prepare import Preparer
+from cbgen.job.survey import RowSurvey
+from cbgen.recipe.schema import Recipe
+
+
+def refuse_bad_rows(
+    recipe: Recipe, options: JobOptions, preparer: Preparer, survey: RowSurvey
+) -> None:
+    """Prepare every row of the inputs, as the run will once more.
+
+    Inputs that can be read only once, as pipes, are left to the run itself.
+
+    Raises:
+        UsageError: a row would end with an error; names the first ones.
+    """
+    if any(is_stream(name) for name in options.inputs.names):
+        return
+    ids = IdIndex(recipe.output.on_duplicate_id)
+
+    def admit(record: Record) -> Record:
+        return ids.admit(identify(record, options.input_format))
+
+    survey.add(options.inputs.records(admit), preparer)
+    if survey.examples:
+        first = survey.examples[0]
+        others = survey.errors.total() - 1
+        more = f" (and {others} more bad rows)" if others else ""
+        raise UsageError(f"{first['place']}: {first['message']}{more} (--strict)")
