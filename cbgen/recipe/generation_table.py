@@ -111,7 +111,9 @@ _LIBRARY_FIELDS = (
     _neutral("cache_config", dict[str, Any], {}, doc="Settings of the cache class."),
     _no_effect("max_cache_len", int, "Length of a static cache."),
     # Logits
-    _honoured("temperature", float, "Divisor of the logits; 0 = greedy.", at_least=0, at_most=1_000_000),
+    _honoured(
+        "temperature", float, "Divisor of the logits; 0 = greedy.", at_least=0, at_most=1_000_000
+    ),
     _honoured("top_k", int, "Keep the k best tokens; 0 = off.", at_least=0),
     _honoured(
         "top_p",

@@ -145,6 +145,8 @@ def run_model(
 
 
 def _keeps_sequences_apart(model: PreTrainedModel, logits: torch.Tensor) -> bool:
+    if getattr(model, "_is_stateful", False):  # transformers' own mark of recurrent states
+        return False
     if logits.is_meta:
         return "position_ids" in inspect.signature(model.forward).parameters
     first, second = logits
