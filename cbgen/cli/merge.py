@@ -21,7 +21,7 @@ def merge_command(
     shards: Annotated[
         list[str],
         typer.Argument(
-            metavar="SHARD...",
+            metavar="SHARD",
             help="Outputs of cbgen run --shard, with wildcards if quoted.",
             show_default=False,
         ),

@@ -82,8 +82,9 @@ def test_settings_read_like_a_recipe_with_their_origins():
 def test_written_rows_name_the_files_that_hold_them(tmp_path):
     target = tmp_path / "out.jsonl"
     target.touch()
-    assert written_rows(make_statistics(), str(target)) == f"100 rows are in {target}"
+    remedy = "; --resume goes on from there"
+    assert written_rows(make_statistics(), str(target)) == f"100 rows are in {target}{remedy}"
     journal = tmp_path / "out.jsonl.journal"
     journal.touch()
-    assert written_rows(make_statistics(), str(target)).endswith(f"{target} and {journal}")
+    assert written_rows(make_statistics(), str(target)).endswith(f"{target} and {journal}{remedy}")
     assert written_rows(make_statistics(rows_written=0), str(target)) == "no row was written"

@@ -41,7 +41,7 @@ CASES = [
         (".jsonl.gz", "completion", False),
         (".jsonl.zst", "input", False),
         (".jsonl.zst", "completion", True),
-        (".parquet", "input", True),
+        (".parquet", "input", False),
         (".parquet", "completion", False),
     ]
 ]
@@ -54,6 +54,8 @@ class Deaths:
     folder: Path
     suffix: str
     order: str
+    power: random.Random | None = None
+    """Decides what a power failure leaves; None where the process alone dies."""
 
     def __post_init__(self) -> None:
         self.source = write_input(self.folder, ROWS)
@@ -74,20 +76,23 @@ class Deaths:
         run: Callable[[], object],
         *,
         before: Callable[[], object] = lambda: None,
-        halves: tuple[bool, ...] = (False, True),
-    ) -> Iterator[DyingDisk]:
+        syncs: bool = True,
+    ) -> Iterator[None]:
         """Let `run` die at each operation, and give the test its turn after each death."""
-        for half in halves:
+        for half in (False, True):
             for number in itertools.count():
                 shutil.rmtree(self.output.parent, ignore_errors=True)
                 self.output.parent.mkdir()
                 before()
-                with small_sizes(), DyingDisk(number, half=half, folder=self.output.parent) as disk:
+                disk = DyingDisk(number, half=half, folder=self.output.parent)
+                with small_sizes(syncs=syncs), disk:
                     run()
                 if not disk.has_died:
                     assert number > 10, "a run has more operations than that"
                     break
-                yield disk
+                if self.power is not None:
+                    disk.fail_power(self.power)
+                yield
 
     def check(self, reference: Path | None = None) -> None:
         """Check the output against an undisturbed one."""
@@ -99,9 +104,29 @@ def deaths(tmp_path, suffix, order):
     return Deaths(tmp_path, suffix, order)
 
 
-@pytest.mark.parametrize(("suffix", "order"), CASES)
-def test_a_run_that_dies_loses_no_row_that_was_written(deaths):
+each_kind = pytest.mark.parametrize(("suffix", "order"), CASES)
+each_death = pytest.mark.parametrize("fails_power", [False, True], ids=["killed", "power fails"])
+
+
+@each_kind
+@pytest.mark.parametrize("syncs", [False, True], ids=["no syncs", "syncs"])
+def test_a_run_that_is_killed_loses_no_row_that_was_written(deaths, syncs):
     d = deaths
+    written: list[int] = []
+
+    def run():
+        written.clear()
+        run_small(d.source, d.output, d.recipe, written=written)
+
+    for _ in d.each(run, syncs=syncs):
+        resumed = run_small(d.source, d.output, d.recipe, resume=True)
+        assert resumed.rows_resumed >= len(written)
+        d.check()
+
+
+@each_kind
+def test_a_power_failure_loses_no_row_that_was_synced(deaths):
+    d, d.power = deaths, random.Random(1)
     written: list[int] = []
 
     def run():
@@ -110,12 +135,12 @@ def test_a_run_that_dies_loses_no_row_that_was_written(deaths):
 
     for _ in d.each(run):
         resumed = run_small(d.source, d.output, d.recipe, resume=True)
-        assert resumed.rows_resumed >= len(written)
+        assert resumed.rows_resumed >= len(written), "here each row is synced when it is written"
         d.check()
 
 
-@pytest.mark.parametrize(("suffix", "order"), CASES)
-def test_resumes_that_die_too_lose_no_row(deaths):
+@each_kind
+def test_resumes_that_are_killed_too_lose_no_row(deaths):
     d, chance = deaths, random.Random(0)
     written: list[int] = []
 
@@ -123,18 +148,20 @@ def test_resumes_that_die_too_lose_no_row(deaths):
         written.clear()
         run_small(d.source, d.output, d.recipe, written=written)
 
-    for _ in d.each(run, halves=(True,)):
-        for _ in range(3):
-            with small_sizes(), DyingDisk(chance.randrange(60), half=chance.random() < 0.5):
+    for _ in d.each(run):
+        for _ in range(2):
+            disk = DyingDisk(chance.randrange(60), half=chance.random() < 0.5)
+            with small_sizes(syncs=chance.random() < 0.5), disk:
                 run_small(d.source, d.output, d.recipe, written=written, resume=True)
         resumed = run_small(d.source, d.output, d.recipe, resume=True)
         assert resumed.rows_resumed >= len(written)
         d.check()
 
 
-@pytest.mark.parametrize(("suffix", "order"), CASES)
-def test_a_retry_that_dies_loses_no_row_that_it_was_not_to_redo(deaths):
-    d = deaths
+@each_kind
+@each_death
+def test_a_retry_that_dies_loses_no_row_that_it_was_not_to_redo(deaths, fails_power):
+    d, d.power = deaths, random.Random(0) if fails_power else None
     for _ in d.each(
         lambda: run_small(d.source, d.output, d.recipe, resume=True, retry=RETRIED),
         before=lambda: run_small(d.source, d.output, d.recipe),
@@ -144,9 +171,11 @@ def test_a_retry_that_dies_loses_no_row_that_it_was_not_to_redo(deaths):
         d.check()
 
 
-@pytest.mark.parametrize(("suffix", "order"), CASES)
-def test_an_overwriting_run_that_dies_leaves_rows_of_one_recipe(deaths):
-    d, other = deaths, make_recipe(deaths.order, max_new_tokens=20)
+@each_kind
+@each_death
+def test_an_overwriting_run_that_dies_leaves_rows_of_one_recipe(deaths, fails_power):
+    d, d.power = deaths, random.Random(0) if fails_power else None
+    other = make_recipe(d.order, max_new_tokens=20)
     other_reference = d.reference_of(recipe=other)
     for _ in d.each(
         lambda: run_small(d.source, d.output, other, overwrite=True),
@@ -162,15 +191,24 @@ def test_an_overwriting_run_that_dies_leaves_rows_of_one_recipe(deaths):
             d.check(other_reference)
 
 
-@pytest.mark.parametrize(("suffix", "order"), CASES)
-def test_a_run_with_changed_rows_that_dies_never_keeps_their_old_answers(deaths, tmp_path):
-    d = deaths
+@each_kind
+@each_death
+@pytest.mark.parametrize("is_finished", [True, False], ids=["finished", "unfinished"])
+def test_a_run_with_changed_rows_that_dies_never_keeps_their_old_answers(
+    deaths, tmp_path, fails_power, is_finished
+):
+    d, d.power = deaths, random.Random(0) if fails_power else None
     (tmp_path / "changed").mkdir()
-    changed = write_input(tmp_path / "changed", ROWS, {3: "new question", 7: "another one"})
+    changed = write_input(tmp_path / "changed", ROWS, {index: "new" for index in (3, 4, 6, 9)})
     changed_reference = d.reference_of(source=changed)
+
+    def before():
+        with small_sizes(), DyingDisk(10**9 if is_finished else 35):
+            run_small(d.source, d.output, d.recipe)
+
     for _ in d.each(
         lambda: run_small(changed, d.output, d.recipe, resume=True, resume_any=True),
-        before=lambda: run_small(d.source, d.output, d.recipe),
+        before=before,
     ):
         try:
             run_small(changed, d.output, d.recipe, resume=True)
@@ -178,35 +216,6 @@ def test_a_run_with_changed_rows_that_dies_never_keeps_their_old_answers(deaths,
             assert "in.jsonl:4: the input has changed" in str(error)
             run_small(changed, d.output, d.recipe, resume=True, resume_any=True)
         d.check(changed_reference)
-
-
-@pytest.mark.parametrize(("suffix", "order"), CASES)
-def test_a_power_failure_loses_no_row_that_was_synced(deaths):
-    d, chance = deaths, random.Random(1)
-    written: list[int] = []
-
-    def run():
-        written.clear()
-        run_small(d.source, d.output, d.recipe, written=written)
-
-    for disk in d.each(run):
-        disk.fail_power(chance)
-        resumed = run_small(d.source, d.output, d.recipe, resume=True)
-        assert resumed.rows_resumed >= len(written), "each row is synced once it is written here"
-        d.check()
-
-
-@pytest.mark.parametrize(("suffix", "order"), CASES)
-def test_a_power_failure_during_a_retry_leaves_what_resumes(deaths):
-    d, chance = deaths, random.Random(2)
-    for disk in d.each(
-        lambda: run_small(d.source, d.output, d.recipe, resume=True, retry=RETRIED),
-        before=lambda: run_small(d.source, d.output, d.recipe),
-    ):
-        disk.fail_power(chance)
-        resumed = run_small(d.source, d.output, d.recipe, resume=True)
-        assert resumed.rows_resumed >= ROWS - NUM_RETRIED
-        d.check()
 
 
 def test_every_kind_of_output_is_tested():

@@ -25,9 +25,7 @@ STEP_SECONDS = 0.01
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("again", [(), ("again",)], ids=["run", "resume"])
-@pytest.mark.parametrize(
-    "order", ["input", pytest.param("completion", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("order", ["input", pytest.param("completion", marks=pytest.mark.slow)])
 def test_a_process_killed_before_any_operation_resumes(tmp_path, suffix, again, order):
     finished = subprocess.run(
         [sys.executable, "-m", "tests.helpers.kill_each", str(tmp_path), suffix, order, *again],

@@ -23,7 +23,6 @@ _SIZES = {
     "cbgen.io.writer.COMPACT_BYTES": 400,
     "cbgen.io.writer.DRAIN_BYTES": 500,
     "cbgen.io.writer._CHUNK_BYTES": 200,
-    "cbgen.io.writer.SYNC_SECONDS": 0,
 }
 
 
@@ -32,10 +31,14 @@ class Death(BaseException):
 
 
 @contextlib.contextmanager
-def small_sizes() -> Iterator[None]:
-    """Let frames, journals and syncs be so small that a few rows make all of them happen."""
+def small_sizes(*, syncs: bool = True) -> Iterator[None]:
+    """Let frames and journals be so small that a few rows make everything happen to them.
+
+    Files are synced after each row, or, with `syncs` False, only where they must be.
+    """
+    sizes = {**_SIZES, "cbgen.io.writer.SYNC_SECONDS": 0 if syncs else 10**9}
     with contextlib.ExitStack() as stack:
-        for name, value in _SIZES.items():
+        for name, value in sizes.items():
             stack.enter_context(mock.patch(name, value))
         yield
 

@@ -35,6 +35,17 @@ def read(tmp_path):
     return read
 
 
+def count_until_error(records):
+    """Return how many records there are, and the UsageError that ends them."""
+    count = 0
+    try:
+        for _ in records:
+            count += 1
+    except UsageError as error:
+        return count, str(error)
+    return count, ""
+
+
 def columns_of(records):
     return [record.columns for record in records]
 
@@ -179,18 +190,16 @@ def test_an_empty_file_is_refused(tmp_path):
 def test_a_damaged_page_gives_the_rows_before_it_and_names_the_row(tmp_path):
     path = tmp_path / "in.parquet"
     values = [f"{number:09}" for number in range(20_000)]
-    write_parquet(path, {"id": values}, row_group_size=5000, compression="gzip", use_dictionary=False)
+    write_parquet(
+        path, {"id": values}, row_group_size=5000, compression="gzip", use_dictionary=False
+    )
     data = bytearray(path.read_bytes())
     middle = pyarrow.parquet.read_metadata(path).row_group(2).column(0).data_page_offset
     data[middle + 60 : middle + 400] = bytes(340)
     path.write_bytes(data)
-    records = open_inputs([str(path)]).records()
-    count = 0
-    with pytest.raises(UsageError, match="cannot be read beyond row") as raised:
-        for _ in records:
-            count += 1
-    assert f"beyond row {count}:" in str(raised.value)
+    count, message = count_until_error(open_inputs([str(path)]).records())
     assert count >= 9000
+    assert message.startswith(f"{path}: cannot be read beyond row {count}: ")
 
 
 def test_parquet_on_a_pipe_is_refused(tmp_path):
@@ -228,16 +237,18 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 
 @given(st.binary(max_size=60), st.integers(0, 600))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_any_bytes_give_records_or_a_usage_error(data, place):
     good = io.BytesIO()
     pyarrow.parquet.write_table(arrow.table({"prompt": ["a", "b"] * 9}), good)
     damaged = bytearray(good.getvalue())
     damaged[place : place + len(data)] = data
-    try:
+
+    def records():
         lines = ParquetRows(io.BytesIO(damaged), "in").lines()
-        records = list(records_from(lines, "in"))
-    except UsageError as error:
-        assert str(error).startswith("in: ")
-    else:
-        assert [record.line for record in records] == list(range(1, len(records) + 1))
+        for number, record in enumerate(records_from(lines, "in"), 1):
+            assert record.line == number
+            yield record
+
+    count, message = count_until_error(records())
+    assert message.startswith("in: ") or (count, message) == (18, "")

@@ -309,7 +309,7 @@ def test_the_digest_changes_with_the_content(load, override):
 
 
 def test_the_digest_of_a_recipe_stays_the_same_between_versions(load):
-    assert load("prompt: {chat: true}\n").digest == "44f4250e9207eff360a585ce314bdfa9"
+    assert load("prompt: {chat: true}\n").digest == "c38f3d380dfd46cbcae677ba55c2443c"
 
 
 def test_a_mapping_is_checked_like_a_file(load):
