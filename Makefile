@@ -62,5 +62,5 @@ docs: install ## write the generated pages of docs/ anew
 
 clean: ## remove .venv, caches and what make run wrote
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist cbgen.egg-info
-	rm -f out.jsonl out.jsonl.journal
+	rm -f out.jsonl out.jsonl.journal out.jsonl.run
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,6 +9,7 @@ every row that stays.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
@@ -98,14 +99,14 @@ class EarlierRows:
 
     def _scan_output(self, on_kept: Callable[[RowFacts], None]) -> None:
         is_in_place = True
-        since_border: list[int] = []
+        since_border = array("Q")
         for item in _read_output(self._path, 0):
             if isinstance(item, int):
                 if is_in_place:
                     self._end = item
                     for settled in since_border:
                         self._in_place.add(settled)
-                    since_border.clear()
+                    since_border = array("Q")
                 continue
             position = self._keep(item, self.answered, on_kept)
             expected = len(self._in_place) + len(since_border)

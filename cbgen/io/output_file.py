@@ -170,12 +170,19 @@ class OutputFile:
                 self._torn = False
 
     def _output_error(self, error: OSError) -> OutputError:
-        message = f"{self.path}: cannot be written: {error.strerror or error}"
         if self.is_regular:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = "make room, then run again with --resume" if is_full else "--resume goes on"
-            message += f"; the rows before it are safe: {remedy}"
-        return OutputError(message)
+            return file_error(self.path, "written", error)
+        return OutputError(f"{self.path}: cannot be written: {error.strerror or error}")
+
+
+def file_error(path: str, done: str, error: OSError) -> OutputError:
+    """Return the error of a file that cannot be written, replaced, ..., with its remedy."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "make room, then run again with --resume" if is_full else "--resume goes on"
+    return OutputError(
+        f"{path}: cannot be {done}: {error.strerror or error}; the rows before it are safe: "
+        f"{remedy}"
+    )
 
 
 def refuse_same_file(input_path: str, output_path: str) -> None:
@@ -215,7 +222,7 @@ def replace_file(new_path: str, path: str) -> None:
     try:
         os.replace(new_path, path)
     except OSError as error:
-        raise OutputError(f"{path}: cannot be replaced: {error.strerror or error}") from error
+        raise file_error(path, "replaced", error) from error
     sync_folder(path)
 
 
@@ -233,7 +240,7 @@ def sync_folder(path: str) -> None:
             os.close(folder)
     except OSError as error:
         if error.errno not in _NO_SYNC:
-            raise OutputError(f"{path}: cannot be synced: {error.strerror or error}") from error
+            raise file_error(path, "synced", error) from error
 
 
 def _regular_status(path: str, descriptor: int) -> os.stat_result | None:

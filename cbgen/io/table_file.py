@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cbgen.errors import OutputError, UsageError
-from cbgen.io.output_file import OutputFile, refuse_path, replace_file, sync_folder
+from cbgen.io.output_file import OutputFile, file_error, refuse_path, replace_file, sync_folder
 from cbgen.io.parquet import load_arrow
 from cbgen.io.parquet_output import write_parquet
 
@@ -39,7 +39,7 @@ class TableFile:
         try:
             Path(self.path).unlink(missing_ok=True)
         except OSError as error:
-            raise OutputError(f"{self.path}: cannot be replaced: {error.strerror}") from error
+            raise file_error(self.path, "replaced", error) from error
         sync_folder(self.path)
 
     def append(self, lines: bytes) -> None:

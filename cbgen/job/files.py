@@ -132,4 +132,4 @@ def _open_run(recipe: Recipe, options: JobOptions) -> RunFile | None:
 
 
 def _is_stream(output: str) -> bool:
-    return output == "-" or is_device(output)
+    return output in ("-", "/dev/stdout") or is_device(output)

@@ -44,7 +44,8 @@ def make_preparation(
         renderer=renderer,
         settings=generation,
         template=template,
-        max_context=min(plan.max_context, plan.cache_tokens),
+        max_context=plan.max_context,
+        cache_tokens=plan.cache_tokens,
         max_prompt=recipe.prompt.max_length,
         truncates=recipe.prompt.truncation != "error",
     )

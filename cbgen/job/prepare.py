@@ -32,7 +32,8 @@ class Preparer:
         renderer: turns prompts into tokens.
         settings: resolves each row's generation settings.
         template: the compiled `prompt.template`.
-        max_context: tokens that prompt and answer may have together.
+        max_context: tokens that prompt and answer may have together, by the model.
+        cache_tokens: tokens that the cache holds; one more may be generated.
         max_prompt: the recipe's bound of a prompt, if it sets one.
     """
 
@@ -43,6 +44,7 @@ class Preparer:
         settings: GenerationSettings,
         template: Template | None,
         max_context: int,
+        cache_tokens: int,
         max_prompt: int | None,
         truncates: bool,
     ) -> None:
@@ -50,6 +52,7 @@ class Preparer:
         self._settings = settings
         self._template = template
         self._max_context = max_context
+        self._max_tokens = min(max_context, cache_tokens + 1)
         self._max_prompt = max_prompt
         self._truncates = truncates
 
@@ -105,11 +108,12 @@ class Preparer:
         A prompt that is cut anyway is cut so that the whole answer fits beside it; one that is not
         cut may leave the answer as little as one token, and then ends with `length`.
         """
+        if not truncates:  # what the cache cannot hold is the engine's to refuse
+            longest = self._max_context - 1
+            return longest if self._max_prompt is None else min(self._max_prompt, longest)
         if self._max_prompt is not None:
-            return min(self._max_prompt, self._max_context - 1)
-        if not truncates:
-            return self._max_context - 1
-        return max(1, self._max_context - (generation.params.max_new_tokens or 1))
+            return min(self._max_prompt, self._max_tokens - 1)
+        return max(1, self._max_tokens - (generation.params.max_new_tokens or 1))
 
 
 def _left_of(max_length: int, token_ids: list[int]) -> int:

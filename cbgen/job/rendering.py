@@ -6,6 +6,7 @@ prompt that cannot be rendered fails alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from cbgen.errors import RowError, UsageError
 from cbgen.io.openai_fields import BodyError
 from cbgen.io.prompt_shapes import Prompt, Rendering
 from cbgen.recipe.schema import PromptConfig
+
+logger = logging.getLogger(__name__)
 
 # A chat template is a program, of the model's author or of the row: beside the template language's
 # own errors it raises whatever the methods of the values in it raise.
@@ -58,7 +61,8 @@ class Renderer:
         self._chat_template = _read_template(config.chat_template)
         self._template_text = str(self._chat_template or getattr(tokenizer, "chat_template", ""))
         self._sends_chat = self._decide_chat()
-        self._special_tokens = tuple(tokenizer.all_special_tokens) if tokenizer else ()
+        self._special_tokens = _special_tokens(tokenizer)
+        self._warned_of_bos = False
 
     @property
     def sends_chat(self) -> bool:
@@ -76,6 +80,8 @@ class Renderer:
                 continue
             try:
                 text, adds_special_tokens = self._render(prompt)
+                if adds_special_tokens:
+                    self._warn_of_double_bos(text)
                 texts[adds_special_tokens].append((place, text))
             except RowError as error:
                 results[place] = error
@@ -190,6 +196,13 @@ class Renderer:
             )
         return {**variables, **rendering.chat_template_kwargs}
 
+    def _warn_of_double_bos(self, text: str) -> None:
+        if not self._warned_of_bos and self._begins_with_bos(text):
+            self._warned_of_bos = True
+            logger.warning(
+                "a prompt begins with BOS and gets a second one: add_special_tokens is true"
+            )
+
     def _begins_with_bos(self, text: str) -> bool:
         bos_token: str | None = getattr(self._tokenizer, "bos_token", None)
         return bos_token is not None and text.startswith(bos_token)
@@ -238,3 +251,12 @@ def _read_template(value: str | None) -> str | None:
         raise UsageError(
             f"prompt.chat_template is {value!r}: neither a template nor a readable file ({error})"
         ) from error
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase | None) -> tuple[str, ...]:
+    """Return the texts of all special tokens, those without a role of their own too."""
+    if tokenizer is None:
+        return ()
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    named: list[str] = tokenizer.all_special_tokens
+    return tuple({*named, *(token.content for token in added if token.special)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from typing import Any
@@ -167,3 +168,12 @@ def test_a_row_without_a_column_of_the_template_fails_alone(cbgen, recipe, rows_
     assert "question" in finished.rows[1]["error"]["message"]
     alone = cbgen("run", recipe, "-i", rows_file(rows[0], rows[2]), "--set", template)
     assert [row["text"] for row in alone.rows] == [finished.rows[i]["text"] for i in (0, 2)]
+
+
+def test_a_run_whose_rows_all_fail_writes_them_all(cbgen, recipe, rows_file, tmp_path):
+    rows, target = [bad for bad, _ in BAD.values()], tmp_path / "out.jsonl"
+    finished = cbgen("run", recipe, "-i", rows_file(*rows), "-o", str(target))
+    assert finished.code == 1
+    assert f"{len(rows)} read, 1 answered" in finished.err  # the first to use a repeated id
+    written = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["index"] for row in written] == list(range(len(rows)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import warnings
 from pathlib import Path
@@ -45,6 +46,21 @@ def test_settings_are_printed_once_with_value_and_origin(cbgen, recipe, source):
     (line,) = [line for line in finished.err.splitlines() if "max_new_tokens: " in line]
     assert line.split() == ["max_new_tokens:", "6", "#", f"{recipe}:6"]
     assert finished.err.count("page_size") == 1
+
+
+def test_defaults_of_the_model_are_shown_as_such_and_can_be_left_out(
+    cbgen, checkpoint, recipe, source, tmp_path
+):
+    model = shutil.copytree(checkpoint, tmp_path / "model")
+    (model / "generation_config.json").write_text('{"temperature": 0.1, "top_k": 5}')
+    arguments = ("run", recipe, "-i", source, "--set", f"model.path={model}")
+    shown = cbgen(*arguments).err.splitlines()
+    settings = [line.split() for line in shown if line.endswith("# model")]
+    assert ["temperature:", "0.1", "#", "model"] in settings
+    assert ["top_k:", "5", "#", "model"] in settings
+    without = cbgen(*arguments, "--set", "generation_defaults=none")
+    assert "temperature" not in without.err
+    assert without.out == cbgen("run", recipe, "-i", source).out
 
 
 def test_an_empty_input_gives_an_empty_output(cbgen, recipe, rows_file, tmp_path):

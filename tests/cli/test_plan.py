@@ -7,6 +7,7 @@ import json
 import pytest
 
 from cbgen.engine.model import load
+from tests.helpers.batch_files import chat_line
 from tests.helpers.commands import Command
 
 
@@ -97,3 +98,12 @@ def test_rows_come_from_a_pipe_too(recipe):
     command.end_input()
     assert command.wait() == 0
     assert only_object(command.out.text)["rows"] == 1
+
+
+def test_a_streamed_batch_line_is_told_with_its_line(cbgen, recipe, rows_file):
+    source = rows_file(chat_line("a"), chat_line("b", stream=True))
+    finished = cbgen("plan", recipe, "-i", source)
+    assert finished.code == 1
+    (bad,) = only_object(finished.out)["bad_rows"]["first"]
+    assert bad["place"] == f"{source}:2"
+    assert "stream" in bad["message"]

@@ -154,3 +154,11 @@ def test_a_log_gets_a_line_at_every_interval(cbgen, recipe, rows_file, monkeypat
 def test_a_run_that_is_over_sooner_has_no_progress_line(cbgen, recipe, rows_file):
     finished = cbgen("run", recipe, "-i", rows_file({"prompt": "one"}))
     assert " | " not in finished.err
+
+
+def test_a_log_has_as_many_lines_for_many_rows_as_for_one(cbgen, recipe, rows_file):
+    num_lines = [
+        cbgen("run", recipe, "-i", rows_file(*[{"prompt": "one"}] * num_rows)).err.count("\n")
+        for num_rows in (1, 60)
+    ]
+    assert num_lines[0] == num_lines[1]

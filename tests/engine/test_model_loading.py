@@ -15,6 +15,7 @@ from cbgen.engine.config import ModelConfig
 from cbgen.engine.model.load import load_model, resolve_device, resolve_dtype
 from cbgen.errors import UsageError
 from tests.helpers.models import tiny_model
+from tests.helpers.tiny_checkpoint import save_tiny_checkpoint
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
@@ -51,6 +52,15 @@ def test_generation_defaults_and_end_tokens_are_read(folder):
     assert loaded.generation_defaults["temperature"] == 0.6
     assert loaded.generation_defaults["do_sample"] is True
     assert loaded.eos_token_ids == {5, 6}
+
+
+def test_end_tokens_of_config_generation_config_and_tokenizer_all_count(tmp_path):
+    folder = save_tiny_checkpoint(tmp_path)  # 1 ends in its config.json
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer["eos_token"] = "<|assistant|>"
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    assert load(folder).eos_token_ids == {1, 3, 5, 6}
 
 
 def test_a_folder_without_tokenizer_has_none(folder, caplog):

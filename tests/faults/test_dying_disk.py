@@ -99,6 +99,15 @@ class Deaths:
         assert_same_output(self.output, reference or self.reference, self.order)
 
 
+def refusal_of(run: Callable[[], object]) -> str | None:
+    """Return with which words a run is refused, None where it is not."""
+    try:
+        run()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
 @pytest.fixture
 def deaths(tmp_path, suffix, order):
     return Deaths(tmp_path, suffix, order)
@@ -181,14 +190,13 @@ def test_an_overwriting_run_that_dies_leaves_rows_of_one_recipe(deaths, fails_po
         lambda: run_small(d.source, d.output, other, overwrite=True),
         before=lambda: run_small(d.source, d.output, d.recipe),
     ):
-        try:
-            run_small(d.source, d.output, other, resume=True)
-        except UsageError as error:
-            assert "max_new_tokens was 4 and is 20" in str(error)
+        refusal = refusal_of(lambda: run_small(d.source, d.output, other, resume=True))
+        if refusal is None:
+            d.check(other_reference)
+        else:
+            assert "max_new_tokens was 4 and is 20" in refusal
             run_small(d.source, d.output, d.recipe, resume=True)
             d.check()
-        else:
-            d.check(other_reference)
 
 
 @each_kind
@@ -210,10 +218,9 @@ def test_a_run_with_changed_rows_that_dies_never_keeps_their_old_answers(
         lambda: run_small(changed, d.output, d.recipe, resume=True, resume_any=True),
         before=before,
     ):
-        try:
-            run_small(changed, d.output, d.recipe, resume=True)
-        except UsageError as error:
-            assert "in.jsonl:4: the input has changed" in str(error)
+        refusal = refusal_of(lambda: run_small(changed, d.output, d.recipe, resume=True))
+        if refusal is not None:
+            assert "in.jsonl:4: the input has changed" in refusal
             run_small(changed, d.output, d.recipe, resume=True, resume_any=True)
         d.check(changed_reference)
 

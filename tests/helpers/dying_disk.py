@@ -12,6 +12,7 @@ import errno
 import os
 import random
 import signal
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -186,7 +187,7 @@ class DyingDisk:
 
 
 class FullDisk:
-    """Stands in for os.write: takes some bytes, then has no room until `room` is raised."""
+    """Stands in for os.write: takes some bytes into files, then has no room for more."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -194,6 +195,8 @@ class FullDisk:
 
     def __call__(self, descriptor: int, data: bytes) -> int:
         """Write what there is room for."""
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return self._write(descriptor, data)
         if self.room <= 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         written = self._write(descriptor, data[: self.room])

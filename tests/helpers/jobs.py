@@ -86,6 +86,7 @@ def make_stub_job(
             ),
             template=None,
             max_context=100,
+            cache_tokens=1000,
             max_prompt=None,
             truncates=False,
         ),

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet  # noqa: F401  so that not every child has to
@@ -44,7 +45,7 @@ def main(folder: Path, suffix: str, order: str, again: bool) -> None:
     assert middle == (-signal.SIGKILL if again else 0)
     start = shutil.copytree(output.parent, folder / "start")
     num_deaths = 0
-    while code := in_child(lambda: run(num_deaths, again)):
+    while code := in_child(partial(run, num_deaths, again)):
         assert code == -signal.SIGKILL, f"operation {num_deaths}: exit {code}"
         assert in_child(finish) == 0, f"after a death before operation {num_deaths}"
         shutil.rmtree(output.parent)

@@ -284,3 +284,10 @@ def test_the_error_of_a_row_is_found_in_every_dialect(row, message):
 
 def test_a_line_that_never_ran_has_its_error_too():
     assert "not JSON" in row_error(never_ran("openai"))
+
+
+@pytest.mark.parametrize("dialect", LINES)
+def test_a_refusal_is_read_back_as_a_failed_row(dialect):
+    facts = read_facts(encode_row(failed(REFUSAL, dialect)))
+    assert (facts.index, facts.finish_reason) == (0, "error")
+    assert facts.error_code is not None

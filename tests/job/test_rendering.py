@@ -67,6 +67,17 @@ def test_a_rendered_chat_string_is_not_wrapped_again(tokenizer):
     assert text_of(tokenizer, plain(rendered)) == rendered
 
 
+def test_a_rendered_chat_string_without_bos_is_not_wrapped_either(tokenizer):
+    rendered = f"{USER}hi</s>{ASSISTANT}"
+    assert text_of(tokenizer, plain(rendered)) == f"<s>{rendered}"
+
+
+def test_a_second_bos_that_was_asked_for_is_warned_of_once(tokenizer, caplog):
+    renderer = Renderer(tokenizer, PromptConfig(chat=False, add_special_tokens=True))
+    renderer.token_ids([plain("<s>hi")] * 3)
+    assert caplog.text.count("gets a second one") == 1
+
+
 @pytest.mark.parametrize(
     ("setting", "expected"), [("auto", "<s>hi"), (True, "<s><s>hi"), (False, "<s>hi")]
 )

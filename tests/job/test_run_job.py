@@ -138,6 +138,42 @@ def test_truncation_leaves_room_for_the_answer(answer_file):
     assert rows[0]["usage"] == {"prompt_tokens": 250, "completion_tokens": 6}
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "a" * 99},
+        {"messages": [{"role": "user", "content": "a" * 99}]},
+        {"prompt_token_ids": [5] * 99},
+    ],
+    ids=["prompt", "messages", "prompt_token_ids"],
+)
+def test_prompts_of_every_form_are_cut(answer_file, row):
+    changes = ["prompt.truncation=left", "prompt.max_length=8"]
+    (cut,), _ = answer_file([row], changes=changes)
+    assert cut["usage"]["prompt_tokens"] == 8
+
+
+def test_the_context_is_not_shared_out_among_requests(answer_file):
+    rows = [{"prompt_token_ids": [5] * length} for length in (2, 3, 200, 4, 5, 6, 7, 255)]
+    batching = "continuous_batching_config."
+    changes = [f"{batching}max_requests_per_batch=8", f"{batching}num_blocks=16"]
+    answered, _ = answer_file(rows, changes=changes)
+    lengths = [row["usage"]["prompt_tokens"] for row in answered]
+    assert lengths == [2, 3, 200, 4, 5, 6, 7, 255]
+
+
+def test_a_prompt_larger_than_the_cache_fails_alone(answer_file):
+    rows = [{"prompt_token_ids": [5, 6, index + 5]} for index in range(41)]
+    bad = [{"id": "large", "prompt_token_ids": [5] * 65}, {"id": "oov", "prompt_token_ids": [260]}]
+    changes = ["continuous_batching_config.num_blocks=4"]
+    answered, _ = answer_file([*rows[:20], *bad, *rows[20:]], changes=changes)
+    codes = {row["id"]: row["error"]["code"] for row in answered if row["error"]}
+    assert codes == {"large": "prompt_exceeds_cache", "oov": "token_out_of_vocabulary"}
+    alone, _ = answer_file(rows, changes=changes)
+    texts = [row["text"] for row in answered if row["error"] is None]
+    assert texts == [row["text"] for row in alone]
+
+
 def test_a_repeated_id_gets_a_suffix_where_asked(answer_file):
     rows = [{"id": "a", "prompt": "x"}, {"id": "a", "prompt": "y"}]
     answered, _ = answer_file(rows, changes=["output.on_duplicate_id=suffix"])
