@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -246,8 +247,10 @@ def test_a_row_of_a_pipe_is_read_while_the_pipe_is_open(pipe, data):
     path, write = pipe
 
     def feed():
-        for byte in data:
-            write(bytes([byte]))
+        # The reader leaves after the first row, which may be before the end of its frame.
+        with contextlib.suppress(BrokenPipeError):
+            for byte in data:
+                write(bytes([byte]))
 
     writer = threading.Thread(target=feed)
     writer.start()
