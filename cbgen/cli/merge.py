@@ -12,6 +12,8 @@ from cbgen.cli.wording import count
 from cbgen.io.merge import MergeReport, merge_shards
 from cbgen.io.output_file import ClosedOutput
 
+_MOST_NAMED = 5
+
 
 def merge_command(
     context: typer.Context,
@@ -32,7 +34,7 @@ def merge_command(
 ) -> None:
     """Join the outputs of shards in input order, checking that nothing is missing or twice.
 
-    Example: cbgen merge answers.jsonl answers-*-of-8.jsonl
+    Example: cbgen merge answers.jsonl 'shard-*.jsonl'
     """
     screen: Screen = context.obj
     try:
@@ -51,6 +53,10 @@ def merge_command(
 
 def _problems(report: MergeReport) -> list[str]:
     found = []
+    if report.absent_shards:
+        listed = ", ".join(report.absent_shards[:_MOST_NAMED])
+        more = ", ..." if len(report.absent_shards) > _MOST_NAMED else ""
+        found.append(f"not among the files: shard {listed}{more}")
     if report.missing.count:
         found.append(f"{count(report.missing.count, 'rows')} missing: index {report.missing}")
     if report.repeated.count:

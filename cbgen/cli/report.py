@@ -130,14 +130,18 @@ def _length_hint(statistics: JobStatistics) -> str:
 def _failed_rows_hint(statistics: JobStatistics, output: str) -> str:
     if not statistics.total().rows_failed:
         return ""
-    if output == "-":
-        return "a failed row has an object as its last field, error"
     # `error` is the last field of every row, and rows are written without spaces. A refusal in
     # OpenAI's form has null there and the error in the body of its response.
     pattern = """-v '"error":null}$'"""
     if statistics.has_batch_lines:
         pattern = """-E '"response":{"status_code":[45]|[^l]}$'"""
-    return f"to see them: grep {pattern} {shlex.quote(output)}"
+    suffix = output.rpartition(".")[2]
+    if output == "-" or suffix == "parquet":
+        return "a failed row has an object in its field error"
+    if suffix == "zst":
+        return f"to see them: zstdcat {shlex.quote(output)} | grep {pattern}"
+    tool = "zgrep" if suffix == "gz" else "grep"
+    return f"to see them: {tool} {pattern} {shlex.quote(output)}"
 
 
 def _preemptions(statistics: JobStatistics) -> str:

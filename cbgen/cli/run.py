@@ -23,6 +23,7 @@ from cbgen.io.shard import Shard
 from cbgen.job.early_stop import EarlyStop
 from cbgen.job.options import JobOptions
 from cbgen.job.resume import parse_retry
+from cbgen.job.run import run_job
 from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.load import load_recipe
 from cbgen.recipe.schema import Recipe
@@ -132,9 +133,6 @@ def _run_job(
     early_stop: EarlyStop,
 ) -> bool:
     os.environ.setdefault("TQDM_DISABLE", "1")  # a library's bar would tear the view
-    from cbgen.job.run import run_job  # loads torch, which takes seconds
-
-    take_over_library_logs()
 
     def show_settings(settings: list[Setting]) -> None:
         watch.monitor.take_settings(settings)
@@ -145,6 +143,7 @@ def _run_job(
         recipe,
         options,
         statistics,
+        on_loading=take_over_library_logs,
         on_settings=show_settings,
         early_stop=early_stop,
         observer=watch.trace,

@@ -53,7 +53,7 @@ OutputPath = Annotated[
         "-o",
         show_default=False,
         metavar="FILE",
-        help="Answers, JSONL; - is stdout (default).",
+        help="Answers: JSONL, .gz, .zst, .parquet; - is stdout.",
     ),
 ]
 SetValues = Annotated[

@@ -31,7 +31,8 @@ from cbgen.io.paths import find_inputs
 from cbgen.io.remote import is_remote, open_remote, refuse_remote_output
 from cbgen.io.reopened import ReopenedFile
 from cbgen.io.row_facts import read_facts
-from cbgen.io.run_file import read_run
+from cbgen.io.run_file import RunHeader, read_run
+from cbgen.io.shard import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +66,15 @@ class MergeReport:
     num_rows: int = 0
     num_failed: int = 0
     """Rows that carry an error."""
+    absent_shards: list[str] = field(default_factory=list)
+    """Shards that the run was split into and that are not among the files, as `i/n`."""
     missing: IndexNotes = field(default_factory=IndexNotes)
     repeated: IndexNotes = field(default_factory=IndexNotes)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every index is there once."""
-        return self.missing.count == 0 and self.repeated.count == 0
+        """Whether every shard and every index is there once."""
+        return not (self.absent_shards or self.missing.count or self.repeated.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,8 @@ def merge_shards(output: str, shards: Sequence[str], *, overwrite: bool = False)
     """
     names = find_inputs(shards)
     _refuse_output(output, names, overwrite=overwrite)
-    num_records = _count_records(names)
-    report = MergeReport(len(names))
+    headers, num_records = _read_runs(names)
+    report = MergeReport(len(names), absent_shards=_absent_shards(headers))
 
     def lines() -> Iterator[bytes]:
         return _checked_lines(names, num_records, report)
@@ -208,31 +211,42 @@ def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
     yield b"".join(chunk)
 
 
-def _count_records(names: Sequence[str]) -> int | None:
-    """Return how many records all shards have read, None where that was not noted for each.
+def _read_runs(names: Sequence[str]) -> tuple[list[RunHeader], int | None]:
+    """Return what OUT.run says of the shards that have one, and how many records all have read.
+
+    The number is None where it was not noted for each.
 
     Raises:
         UsageError: a shard is not finished.
     """
-    total: int | None = 0
-    digests = set()
+    headers: list[RunHeader] = []
+    num_records = 0
     for name in names:
         if is_remote(name):
-            total = None
             continue
         if not os.path.isfile(name):
             raise UsageError(f"{name}: is no file")
         run = read_run(name)
         if os.path.lexists(journal_path(name)):
             raise UsageError(f"{name}: its run has not finished; run it again with --resume first")
-        if run is None:
-            total = None
-            continue
-        digests.add(run.header.recipe_digest)
-        total = None if total is None else total + run.num_records
-    if len(digests) > 1:
-        logger.warning("the shards were made with %d different recipes", len(digests))
-    return total
+        if run is not None:
+            headers.append(run.header)
+            num_records += run.num_records
+    num_recipes = len({header.recipe_digest for header in headers})
+    if num_recipes > 1:
+        logger.warning("the shards were made with %d different recipes", num_recipes)
+    return headers, num_records if len(headers) == len(names) else None
+
+
+def _absent_shards(headers: Sequence[RunHeader]) -> list[str]:
+    """Return the shards that none of the files is; none where the runs were split differently."""
+    shards = [Shard.parse(header.shard) for header in headers]
+    counts = {shard.count for shard in shards}
+    if len(counts) != 1:
+        return []
+    (count,) = counts
+    there = {shard.number for shard in shards}
+    return [str(Shard(number, count)) for number in range(count) if number not in there]
 
 
 def _refuse_output(output: str, names: Sequence[str], *, overwrite: bool) -> None:

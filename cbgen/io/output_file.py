@@ -261,7 +261,7 @@ def refuse_path(path: str, *, overwrite: bool) -> None:
         raise UsageError(f"{path}: is a folder; give the name of a file in it")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise UsageError(f"{path}: the folder {folder} does not exist; create it first")
+        raise UsageError(f"the folder {folder} does not exist; create it first")
     if os.path.lexists(path) and not overwrite and not is_device(path):
         raise UsageError(
             f"{path}: already exists; use --resume to go on with it, --overwrite to replace it, or "

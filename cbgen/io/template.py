@@ -62,6 +62,15 @@ class Template:
         return "".join(parts)
 
 
+def compile_template(text: str | None) -> Template | None:
+    """Return the compiled template, None where there is none.
+
+    Raises:
+        UsageError: the template is wrong.
+    """
+    return None if text is None else Template(text)
+
+
 def _checked_name(name: str) -> str:
     if _COLUMN_NAME.fullmatch(name):
         return name

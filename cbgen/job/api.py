@@ -9,7 +9,8 @@ from typing import Any, Literal
 from cbgen.io.identity import IdIndex
 from cbgen.io.openai_requests import identify
 from cbgen.io.reader import Record, record_of
-from cbgen.job.session import compile_template, open_session
+from cbgen.io.template import compile_template
+from cbgen.job.session import open_session
 from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.load import load_recipe, recipe_from_mapping
 from cbgen.recipe.schema import Recipe
@@ -47,7 +48,7 @@ def run(
 def _generate(
     recipe: Recipe, rows: Iterable[Mapping[str, Any]], order: str
 ) -> Iterator[dict[str, Any]]:
-    with open_session(recipe, compile_template(recipe), JobStatistics()) as session:
+    with open_session(recipe, compile_template(recipe.prompt.template), JobStatistics()) as session:
         waiting: dict[int, dict[str, Any]] = {}
         next_index = 0
         for index, row in session.job.rows(_records(recipe, rows)):

@@ -10,8 +10,8 @@ from cbgen.io.identity import IdIndex
 from cbgen.io.inputs import Inputs
 from cbgen.io.openai_requests import InputFormat, identify
 from cbgen.io.reader import Record
+from cbgen.io.template import compile_template
 from cbgen.job.preparation import make_preparation
-from cbgen.job.session import compile_template
 from cbgen.job.settings import Setting, effective_settings
 from cbgen.job.survey import RowSurvey, length_statistics
 from cbgen.recipe.schema import Recipe
@@ -59,7 +59,7 @@ def plan_job(recipe: Recipe, inputs: Inputs | None, input_format: InputFormat = 
     Raises:
         UsageError: what the run would be refused for: recipe, model, machine, an unreadable input.
     """
-    template = compile_template(recipe)
+    template = compile_template(recipe.prompt.template)
     planned = plan_engine(recipe.model, recipe.continuous_batching)
     plan, facts = planned.plan, planned.facts
     prepared = make_preparation(recipe, template, planned.loaded, plan)

@@ -1,24 +1,29 @@
-"""Files to files: what the command line runs."""
+"""Files to files: what the command line runs.
+
+Importing this loads no torch: what is wrong with template and files is told before that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from cbgen.engine.events import EngineObserver
 from cbgen.errors import StoppedEarly, UsageError
 from cbgen.io.reader import Record
 from cbgen.io.rows import row_error
+from cbgen.io.template import compile_template
 from cbgen.io.writer import ClosedOutput
 from cbgen.job.early_stop import EarlyStop
 from cbgen.job.files import JobFiles
 from cbgen.job.heap import frozen_heap
 from cbgen.job.options import JobOptions
-from cbgen.job.session import compile_template, open_session
-from cbgen.job.settings import Setting
 from cbgen.job.statistics import JobStatistics
-from cbgen.job.strict import refuse_bad_rows
 from cbgen.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from cbgen.job.settings import Setting
 
 
 def run_job(
@@ -26,6 +31,7 @@ def run_job(
     options: JobOptions,
     statistics: JobStatistics,
     *,
+    on_loading: Callable[[], None] = lambda: None,
     on_settings: Callable[[list[Setting]], None] | None = None,
     early_stop: EarlyStop | None = None,
     observer: EngineObserver | None = None,
@@ -36,6 +42,7 @@ def run_job(
         recipe: the checked recipe.
         options: files and limits.
         statistics: kept up to date, for a display.
+        on_loading: called once, when torch is imported and the model is about to be loaded.
         on_settings: called once with the effective settings, when the model is loaded.
         early_stop: may ask the job to end before its input does.
         observer: is told what the engine does.
@@ -49,17 +56,20 @@ def run_job(
         EngineError: the engine failed; finished rows are in the output.
         OutputError: the output cannot be written any more.
     """
-    template = compile_template(recipe)
+    template = compile_template(recipe.prompt.template)
     files = JobFiles(recipe, options, statistics)
     try:
         with files.writer:
             records: Iterator[Record] = files.records()
             if files.resumes:  # with nothing left, no model is needed
-                first = list(islice(records, 1))
-                if not first:
+                if not (first := list(islice(records, 1))):
                     statistics.input_ended = True
                     return True
                 records = chain(first, records)
+            from cbgen.job.session import open_session  # loads torch
+            from cbgen.job.strict import refuse_bad_rows
+
+            on_loading()
             with open_session(recipe, template, statistics, observer) as session, frozen_heap():
                 if on_settings is not None:
                     on_settings(session.settings)

@@ -42,15 +42,6 @@ class Session:
     """Counts nothing yet; knows the bounds of the engine."""
 
 
-def compile_template(recipe: Recipe) -> Template | None:
-    """Return the compiled `prompt.template`, None where there is none.
-
-    Raises:
-        UsageError: the template is wrong.
-    """
-    return None if recipe.prompt.template is None else Template(recipe.prompt.template)
-
-
 def _tell_renamed(name: str, output_name: str) -> None:
     logger.warning(
         "input column %r is written as %r: output rows have a field of that name", name, output_name

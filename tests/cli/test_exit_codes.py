@@ -225,7 +225,7 @@ def test_an_output_that_cannot_be_written_ends_with_3(cbgen, recipe, source):
 
 
 def test_an_unexpected_exception_ends_with_3_and_a_traceback(cbgen, recipe, source, monkeypatch):
-    monkeypatch.setattr("cbgen.job.run.run_job", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr("cbgen.cli.run.run_job", lambda *_, **__: 1 // 0)
     finished = cbgen("run", recipe, "-i", source)
     assert finished.code == 3
     assert "Traceback" in finished.err
@@ -236,7 +236,7 @@ def test_an_interrupt_without_rows_says_so(cbgen, recipe, source, monkeypatch):
     def interrupt(*_, **__):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("cbgen.job.run.run_job", interrupt)
+    monkeypatch.setattr("cbgen.cli.run.run_job", interrupt)
     finished = cbgen("run", recipe, "-i", source)
     assert finished.code == 130
     assert finished.err.endswith("interrupted: no row was written\n")
@@ -246,7 +246,7 @@ def test_a_pipe_that_breaks_and_is_not_stdout_is_no_quiet_end(cbgen, recipe, sou
     def break_pipe(*_, **__):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("cbgen.job.run.run_job", break_pipe)
+    monkeypatch.setattr("cbgen.cli.run.run_job", break_pipe)
     finished = cbgen("run", recipe, "-i", source, "--quiet")
     assert finished.code == 3
     assert "Broken pipe" in finished.err
@@ -254,7 +254,7 @@ def test_a_pipe_that_breaks_and_is_not_stdout_is_no_quiet_end(cbgen, recipe, sou
 
 def test_rows_from_the_keyboard_are_asked_for(cbgen, recipe, monkeypatch):
     monkeypatch.setattr("cbgen.cli.run.os.isatty", lambda descriptor: descriptor == 0)
-    monkeypatch.setattr("cbgen.job.run.run_job", lambda *_, **__: True)
+    monkeypatch.setattr("cbgen.cli.run.run_job", lambda *_, **__: True)
     assert "one JSON object a line" in cbgen("run", recipe).err
     assert "one JSON object a line" not in cbgen("run", recipe, "-i", "in.jsonl").err
 

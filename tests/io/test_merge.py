@@ -84,6 +84,17 @@ def test_merged_shards_are_the_bytes_of_one_run(shards, out, suffix, count):
     assert report.is_whole
 
 
+@pytest.mark.parametrize("present", [[0], [1]])
+def test_an_absent_shard_is_named_even_where_no_index_tells(shards, out, present):
+    paths = shards(LINES[:2], 2)
+    for number, path in enumerate(paths):
+        note_run(path, 1, shard=f"{number}/2")
+    report = merge_shards(out, [paths[number] for number in present])
+    assert report.absent_shards == [f"{1 - present[0]}/2"]
+    assert not report.is_whole
+    assert not os.path.exists(out)
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_the_output_is_packed_by_its_suffix(shards, out, suffix):
     merge_shards(out + suffix, shards(LINES, 3))
@@ -180,8 +191,8 @@ def test_a_torn_packed_shard_is_refused(shards, out, tmp_path, kind):
         merge_shards(out, [str(path)])
 
 
-def note_run(path: str, num_records: int, recipe: str = "r") -> None:
-    run = RunFile.open(path, RunHeader(recipe_digest=recipe))
+def note_run(path: str, num_records: int, recipe: str = "r", shard: str = "0/1") -> None:
+    run = RunFile.open(path, RunHeader(recipe_digest=recipe, shard=shard))
     run.begin()
     for number in range(num_records):
         run.note(number.to_bytes(8, "big"))
