@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -55,6 +56,8 @@ def main() -> NoReturn:
     """Run the command line of this process and end it."""
     fill_closed_descriptors()
     code = run_cli(sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM):  # the code stands: nothing is left to interrupt
+        signal.signal(number, signal.SIG_IGN)
     if threading.active_count() > 1:
         # A thread is still in a model's step or waits for rows of a pipe that nobody closes.
         # Python's own way out would wait for the locks that it holds.

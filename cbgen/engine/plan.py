@@ -174,8 +174,8 @@ def _blocks(
         needed = config.num_blocks * block_bytes
         if needed > available:
             raise UsageError(
-                f"num_blocks = {config.num_blocks} needs {needed / _GIB:.2f} GiB, and "
-                f"{max(available, 0) / _GIB:.2f} GiB are available; lower num_blocks or raise "
+                f"num_blocks = {config.num_blocks} needs {_size(needed)}, and "
+                f"{_size(max(available, 0))} are available; lower num_blocks or raise "
                 "max_memory_percent"
             )
         return config.num_blocks, "given"
@@ -183,9 +183,14 @@ def _blocks(
     affordable = available // block_bytes if block_bytes else useful
     if affordable < 1:
         raise UsageError(
-            f"no memory for the KV cache: one block takes {block_bytes / _GIB:.2f} GiB, and "
-            f"{max(available, 0) / _GIB:.2f} GiB are available"
+            f"no memory for the KV cache: one block takes {_size(block_bytes)}, and "
+            f"{_size(max(available, 0))} are available; lower page_size or max_batch_tokens, or "
+            "raise max_memory_percent"
         )
     if affordable < useful:
         return affordable, "as many as memory allows"
     return useful, "enough for every request at full length"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB" if num_bytes >= _GIB else f"{num_bytes / 2**20:.2f} MiB"

@@ -214,7 +214,8 @@ CHAT_FIELDS: dict[str, FieldRule] = {
     "function_call": Neutral(("none",)),
     "add_generation_prompt": Honoured(kind="boolean"),
     "continue_final_message": Honoured(kind="boolean"),
-    "chat_template": Honoured(kind="string"),
+    # A template is a program without a bound on its time: one line's could stall all others.
+    "chat_template": Neutral(),
     "chat_template_kwargs": Honoured(kind="object"),
     "documents": Honoured(kind="objects"),
     "reasoning_effort": Honoured(kind="string", choices=_EFFORTS),

@@ -140,7 +140,6 @@ def _chat(body: Mapping[str, Any], values: dict[str, Any]) -> Prompt:
     rendering = Rendering(
         add_generation_prompt=values.get("add_generation_prompt", not continues),
         continue_final_message=continues,
-        chat_template=values.get("chat_template"),
         chat_template_kwargs=values.get("chat_template_kwargs", {}),
         variables=_variables(values),
         **_token_options(values),

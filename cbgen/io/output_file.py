@@ -172,7 +172,8 @@ class OutputFile:
     def _output_error(self, error: OSError) -> OutputError:
         if self.is_regular:
             return file_error(self.path, "written", error)
-        return OutputError(f"{self.path}: cannot be written: {error.strerror or error}")
+        name = "stdout" if self.path == "-" else self.path
+        return OutputError(f"{name}: cannot be written: {error.strerror or error}")
 
 
 def file_error(path: str, done: str, error: OSError) -> OutputError:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from cbgen.errors import RowError, UsageError
@@ -41,7 +41,7 @@ _OWN_ARGUMENTS = frozenset({
     "conversation", "messages", "tools", "chat_template", "add_generation_prompt",
     "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation",
     "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-    "tokenizer_kwargs",
+    "tokenizer_kwargs", "self",
 })  # fmt: skip
 """What is no variable of a chat template but says how it is applied."""
 
@@ -60,6 +60,7 @@ class Renderer:
         self._config = config
         self._chat_template = _read_template(config.chat_template)
         self._template_text = str(self._chat_template or getattr(tokenizer, "chat_template", ""))
+        self._check_template()
         self._sends_chat = self._decide_chat()
         self._special_tokens = _special_tokens(tokenizer)
         self._warned_of_bos = False
@@ -118,6 +119,28 @@ class Renderer:
             type="invalid_request",
         )
 
+    def _check_template(self) -> None:
+        """Refuse now what would fail for every row.
+
+        Raises:
+            UsageError: the template is none, or the recipe's variables are not variables.
+        """
+        taken = _OWN_ARGUMENTS & self._config.chat_template_kwargs.keys()
+        if taken:
+            names = ", ".join(sorted(taken))
+            raise UsageError(f"prompt.chat_template_kwargs: {names} is no variable of a template")
+        if self._tokenizer is None or self._chat_template is None:
+            return
+        try:
+            self._render_chat(
+                [{"role": "user", "content": "a"}], Prompt(kind="messages", messages=[])
+            )
+        except RowError as error:
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                raise UsageError(
+                    f"prompt.chat_template, line {error.__cause__.lineno}: {error.__cause__}"
+                ) from error
+
     def _decide_chat(self) -> bool:
         template = self._chat_template or getattr(self._tokenizer, "chat_template", None)
         if self._config.chat == "auto":
@@ -161,7 +184,7 @@ class Renderer:
             text: str = tokenizer.apply_chat_template(
                 [_flat(message) for message in messages],
                 tools=prompt.tools,
-                chat_template=rendering.chat_template or self._chat_template,
+                chat_template=self._chat_template,
                 add_generation_prompt=rendering.add_generation_prompt,
                 continue_final_message=rendering.continue_final_message,
                 tokenize=False,
@@ -179,8 +202,7 @@ class Renderer:
         """Return a row's variables of the chat template, refusing what it could not notice."""
         variables: dict[str, Any] = {}
         for field, values in rendering.variables.items():
-            template = rendering.chat_template or self._template_text
-            if not any(name in template for name in values):
+            if not any(name in self._template_text for name in values):
                 raise BodyError(
                     "unsupported_parameter",
                     f"{field} is not known to the chat template; remove it",

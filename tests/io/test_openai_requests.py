@@ -241,7 +241,6 @@ def test_rendering_options_are_those_of_the_body():
         chat_line(
             continue_final_message=True,
             add_special_tokens=True,
-            chat_template="{{ tone }}",
             chat_template_kwargs={"tone": "kind"},
             documents=[{"title": "t"}],
             reasoning_effort="none",
@@ -251,7 +250,6 @@ def test_rendering_options_are_those_of_the_body():
     ).rendering
     assert (rendering.add_generation_prompt, rendering.continue_final_message) == (False, True)
     assert rendering.add_special_tokens is True
-    assert rendering.chat_template == "{{ tone }}"
     assert rendering.chat_template_kwargs == {"tone": "kind"}
     assert rendering.variables == {
         "documents": {"documents": [{"title": "t"}]},

@@ -96,7 +96,7 @@ def test_the_openai_package_reads_every_answer(lines, dialect):
             "completion", "completion-echo", "completion-ids",
         ],
         "vllm": [
-            "chat", "chat-continued", "chat-template", "chat-logprobs", "chat-cut",
+            "chat", "chat-continued", "chat-variables", "chat-logprobs", "chat-cut",
             "chat-unknown", "completion",
         ],
     }[dialect]  # fmt: skip
@@ -161,7 +161,7 @@ def test_failures_of_vllm_have_a_status_and_no_body(lines):
         "beam": "use_beam_search",
         "schema": "structured_outputs",
         "both-ends": "continue_final_message",
-        "bad-template": "messages",
+        "bad-template": "chat_template",
         "wizard": "messages",
         "chat": None,
         None: None,
@@ -190,7 +190,7 @@ def test_options_of_a_body_reach_the_prompt(lines, tiny_model):
     def prompt(custom_id):
         return tokenizer.decode(vllm[custom_id]["response"]["body"]["prompt_token_ids"])
 
-    assert prompt("chat-template") == "kind: hi"
+    assert prompt("chat-variables") == "<|user|>hi</s><|assistant|>"
     assert prompt("chat-cut") == "<|user|>" + "x" * 19
 
 

@@ -121,10 +121,10 @@ def test_a_rows_own_rendering_starts_a_new_answer_unless_it_says_otherwise(token
     assert rendered(tokenizer, *messages, **options) == f"{USER}hi</s>{USER}Well,"
 
 
-def test_a_rows_own_template_and_its_variables(tokenizer):
-    options = {"chat_template": "{{ tone }} {{ name }}", "chat_template_kwargs": {"tone": "kind"}}
+def test_a_rows_variables_win_over_those_of_the_recipe(tokenizer):
+    options = {"chat_template_kwargs": {"tone": "kind"}}
     recipe = {
-        "chat_template": "{{ unused }}",
+        "chat_template": "{{ tone }} {{ name }}",
         "chat_template_kwargs": {"tone": "rude", "name": "me"},
     }
     prompt = replace(chat(("user", "hi")), rendering=Rendering(**options))
@@ -134,9 +134,8 @@ def test_a_rows_own_template_and_its_variables(tokenizer):
 def test_a_template_must_know_a_variable_that_a_field_stands_for(tokenizer):
     variables = {"reasoning_effort": {"reasoning_effort": "low", "enable_thinking": True}}
     template = "{% if enable_thinking %}think{% endif %}"
-    assert rendered(tokenizer, ("user", "hi"), chat_template=template, variables=variables) == (
-        "think"
-    )
+    prompt = replace(chat(("user", "hi")), rendering=Rendering(variables=variables))
+    assert text_of(tokenizer, prompt, chat_template=template) == "think"
     with pytest.raises(RowError, match="reasoning_effort is not known") as caught:
         rendered(tokenizer, ("user", "hi"), variables=variables)
     assert caught.value.param == "reasoning_effort"
@@ -153,17 +152,28 @@ def test_variables_of_a_row_cannot_change_how_the_template_is_applied(tokenizer)
         "{{ 1 / 0 }}",
         "{{ nothing.at_all.here }}",
         "{% include 'x' %}",
-        "{% for",
         "{{ range(10**9) }}",
         "{{ 'a'.encode('none') }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_a_rows_own_template_fails_alone(tokenizer, template):
-    bad = replace(chat(("user", "a")), rendering=Rendering(chat_template=template))
-    refused, good = Renderer(tokenizer, PromptConfig()).token_ids([bad, chat(("user", "b"))])
+def test_messages_on_which_a_template_fails_fail_alone(tokenizer, template):
+    picky = "{% if messages[0].content == 'a' %}" + template + "{% endif %}fine"
+    renderer = Renderer(tokenizer, PromptConfig(chat_template=picky))
+    refused, good = renderer.token_ids([chat(("user", "a")), chat(("user", "b"))])
     assert isinstance(refused, RowError)
     assert isinstance(good, list)
+
+
+def test_a_recipes_template_that_is_none_is_refused_at_once(tokenizer):
+    with pytest.raises(UsageError, match=r"prompt\.chat_template.*line 1"):
+        Renderer(tokenizer, PromptConfig(chat_template="{% for"))
+
+
+@pytest.mark.parametrize("name", ["tokenize", "messages", "add_generation_prompt", "self"])
+def test_variables_of_a_recipe_cannot_change_how_the_template_is_applied(tokenizer, name):
+    with pytest.raises(UsageError, match=f"chat_template_kwargs: {name} is no variable"):
+        Renderer(tokenizer, PromptConfig(chat_template_kwargs={name: False}))
 
 
 @pytest.mark.parametrize(
