@@ -30,6 +30,7 @@ from cbgen.io.inputs import open_inputs
 from cbgen.job.files import JobFiles
 from cbgen.job.heap import frozen_heap
 from cbgen.job.options import JobOptions
+import cbgen.job.session as session
 from cbgen.job.session import Session
 from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.load import recipe_from_mapping
@@ -55,9 +56,9 @@ def stub_session(*_):
                 memory.append((number, resident_bytes()))
             yield row
     job.rows = watched_rows
-    yield Session(job, [])
+    yield Session(job, [], None, None)
 
-run.open_session = stub_session
+session.open_session = stub_session
 started, clock = time.process_time(), time.monotonic()
 statistics = JobStatistics()
 run.run_job(recipe, options, statistics)
