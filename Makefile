@@ -48,6 +48,7 @@ test: check model ## the checks and every test that needs no GPU and no hub
 
 test-slow: model ## the tests that take longer
 	$(BIN)/python -m pytest -m slow
+	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m 'not slow and not gpu and not bench' $$(grep -rl '@given' tests)
 
 bench: model ## what measures time and memory
 	$(BIN)/python -m pytest -m bench -s tests $(wildcard benchmarks)

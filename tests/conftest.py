@@ -1,9 +1,19 @@
-"""Process settings of every test, set before anything imports torch: few threads, no model hub."""
+"""Process settings of every test, set before anything imports torch: few threads, no model hub.
+
+Generated examples are the same in every run, so that a change is judged by itself; with
+HYPOTHESIS_PROFILE=search in the environment they are new ones each time.
+"""
 
 from __future__ import annotations
 
 import os
 
+from hypothesis import settings
+
 os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+settings.register_profile("same", derandomize=True)
+settings.register_profile("search", derandomize=False, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))

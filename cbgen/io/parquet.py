@@ -69,6 +69,11 @@ class ParquetRows:
             raise UsageError(
                 f"{self._source}: cannot be read beyond row {count}: {error}"
             ) from error
+        if count != self.num_rows:  # a damaged page header can end a column early, in silence
+            raise UsageError(
+                f"{self._source}: the file is damaged: it says that it has {self.num_rows} rows, "
+                f"and {count} were found"
+            )
 
     def _lines_of(self, batch: pyarrow.RecordBatch) -> Iterator[bytes | RowError]:
         batch = batch.cast(self._in_utc).cast(self._as_text)

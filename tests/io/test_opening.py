@@ -3,13 +3,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 import threading
 import tracemalloc
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
@@ -121,6 +122,7 @@ def test_damage_gives_the_rows_before_it_and_names_the_line(file_of, kind):
 @packed
 @settings(deadline=None)
 @given(data=st.binary(max_size=200), place=st.integers(0, 2000), rows=st.integers(0, 40))
+@example(data=b"\x07", place=151, rows=22)  # makes a blank line of gzip's
 def test_any_packed_bytes_give_records_or_a_usage_error(tmp_path_factory, kind, data, place, rows):
     good = bytearray(pack(ROWS[: rows * 18], kind))
     good[place % len(good) :] = data
@@ -128,7 +130,10 @@ def test_any_packed_bytes_give_records_or_a_usage_error(tmp_path_factory, kind, 
     path.write_bytes(good)
     count, message = read_until_error(str(path))
     assert message == "" or message.startswith(f"{path}: ")
-    assert count == 0 or f"beyond line {count}: " in message or not message
+    if count and message:
+        told = re.search(r"beyond line (\d+): ", message)
+        assert told is not None
+        assert int(told[1]) >= count  # damage can make blank lines, which are no rows
 
 
 @packed
