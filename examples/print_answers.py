@@ -26,8 +26,10 @@ def describe(row: dict[str, Any]) -> str:
     """Return one output row as a short paragraph: what was asked, what was answered."""
     messages = row.get("messages") or [{"content": ""}]
     question = row.get("prompt") or messages[-1]["content"]
-    answer = row["text"] if row["error"] is None else f"error: {row['error']['message']}"
-    return f"[{row['id']}] {question}\n    {answer.strip()}\n"
+    texts = [choice["text"] for choice in row.get("choices") or [row]]
+    if row["error"] is not None:
+        texts = [f"error: {row['error']['message']}"]
+    return "\n".join([f"[{row['id']}] {question}", *(f"    {text.strip()}" for text in texts), ""])
 
 
 if __name__ == "__main__":

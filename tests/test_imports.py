@@ -19,16 +19,17 @@ MAY_IMPORT = {
     "cbgen.io": SHARED,
     "cbgen.recipe": (*SHARED, "cbgen.engine.config"),
     "cbgen.job": (*SHARED, "cbgen.recipe", "cbgen.io", "cbgen.engine"),
+    "cbgen.api": (*SHARED, "cbgen.recipe", "cbgen.job", "cbgen.engine"),
     "cbgen.cli": (*SHARED, "cbgen", "cbgen.recipe", "cbgen.io", "cbgen.job", "cbgen.engine"),
     "cbgen.__main__": ("cbgen.cli",),
-    "cbgen": (*SHARED, "cbgen.recipe", "cbgen.job", "cbgen.engine"),
+    "cbgen": (*SHARED, "cbgen.recipe", "cbgen.job", "cbgen.api", "cbgen.engine"),
 }
 """What each part may import beside itself; "cbgen" is the package's own `__init__`."""
 
 ENGINE_LEVELS = (
     ("config", "sampling.params", "cache.groups"),
-    ("step", "plan", "request", "events"),
-    ("cache", "batch", "storage", "memory", "model", "attention", "sampling", "text"),
+    ("step", "sizing", "plan", "request", "events"),
+    ("native", "cache", "batch", "storage", "memory", "model", "attention", "sampling", "text"),
     ("scheduler", "runner"),
     ("core",),
     ("build",),
@@ -43,6 +44,7 @@ WITHOUT_TORCH = (
     "cbgen.io",
     "cbgen.engine.config",
     "cbgen.engine.plan",
+    "cbgen.engine.sizing",
     "cbgen.engine.step",
     "cbgen.engine.request",
     "cbgen.engine.events",

@@ -14,6 +14,8 @@ from cbgen.cli.screen import Screen, one_line
 from cbgen.cli.wording import count, memory_size, percent
 
 _BAR_WIDTH = 30
+_SHARING = "continuous_batching_config.allow_block_sharing"
+_OFFLOAD = "continuous_batching_config.cpu_offload_space"
 _LABELS = {
     "of_average_length": "requests of average length",
     "of_longest": "requests as long as the longest",
@@ -60,7 +62,8 @@ def plan_sections(summary: Mapping[str, Any]) -> list[tuple[str, list[Entry]]]:
     sections = [
         ("rows", _rows(summary)),
         ("prompt tokens", _prompt_tokens(summary["prompt_tokens"])),
-        ("memory", _memory(summary["memory"])),
+        ("cache", _cache(summary)),
+        ("memory", _memory(summary)),
         ("at once", _at_once(summary)),
         ("if every answer reaches its limit", _estimate(summary["estimate"])),
     ]
@@ -100,22 +103,66 @@ def _prompt_tokens(lengths: Mapping[str, Any] | None) -> list[Entry]:
     return entries
 
 
-def _memory(memory: Mapping[str, int]) -> list[Entry]:
+def _cache(summary: Mapping[str, Any]) -> list[Entry]:
+    cache, sharing = summary["cache"], summary["decisions"][_SHARING]
+    tokens = f"{count(cache['tokens'], 'tokens')} in blocks of {cache['page_size']}"
+    entries = [
+        *map(_group, summary["groups"]),
+        Entry("cache blocks", count(cache["blocks"]), tokens),
+    ]
+    if cache["pool_blocks"] != cache["blocks"]:
+        note = f"of {_page_size(cache['block_bytes'])}, shared by all layer groups"
+        entries.append(Entry("blocks of the pool", count(cache["pool_blocks"]), note))
+    entries.append(Entry("longest request", count(cache["longest_request"], "tokens")))
+    entries.append(
+        Entry("prefix sharing", "on" if sharing["value"] else "off", one_line(sharing["reason"]))
+    )
+    host = summary["host_pool"]
+    entries.append(
+        Entry(
+            "host pool",
+            count(host["blocks"], "blocks") if host["blocks"] else "off",
+            one_line(summary["decisions"][_OFFLOAD]["reason"]),
+        )
+    )
+    entries += [Entry("warning", "", one_line(text), "red") for text in summary["warnings"]]
+    return entries
+
+
+def _group(kind: Mapping[str, Any]) -> Entry:
+    label = f"{kind['attention']} attention"
+    if kind["window"] is not None:
+        label = f"{kind['attention']}, {kind['window']:,} tokens"
+    note = f"{count(kind['groups'], 'groups')}, pages of {_page_size(kind['page_bytes'])}"
+    if kind["most_blocks_per_request"] is not None:
+        note += f", at most {kind['most_blocks_per_request']} a request"
+    return Entry(label, count(kind["layers"], "layers"), note)
+
+
+def _page_size(num_bytes: int) -> str:
+    return f"{num_bytes / 1024:,.0f} KiB" if num_bytes < 2**20 else memory_size(num_bytes)
+
+
+def _memory(summary: Mapping[str, Any]) -> list[Entry]:
+    memory = summary["memory"]
     free = memory["free_now"]
     return [
         Entry(name.replace("_", " "), memory_size(size), percent(size / free))
         for name, size in memory.items()
+        if size or name not in ("block_tables", "host_pool")
     ]
 
 
 def _at_once(summary: Mapping[str, Any]) -> list[Entry]:
-    at_once, cache = summary["requests_at_once"], summary["cache"]
-    blocks = f"{count(cache['tokens'], 'tokens')} in blocks of {cache['page_size']}"
-    return [
-        Entry("cache blocks", count(cache["blocks"]), blocks),
+    at_once, workload = summary["requests_at_once"], summary["workload"]
+    entries = [
         Entry("requests, at most", count(at_once["at_most"])),
         *(Entry(text, count(at_once[name])) for name, text in _LABELS.items() if name in at_once),
     ]
+    if workload is not None:
+        note = "for as many requests as long as the longest"
+        entries.append(Entry("useful blocks", count(workload["useful_blocks"]), note))
+    return entries
 
 
 def _estimate(estimate: Mapping[str, int] | None) -> list[Entry]:

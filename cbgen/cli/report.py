@@ -110,11 +110,10 @@ def _time(statistics: JobStatistics) -> str:
 
 def _finish_reasons(statistics: JobStatistics) -> str:
     total = statistics.total()
-    answered = total.rows_answered
-    if not answered:
+    if not total.num_answers:
         return ""
     return ", ".join(
-        f"{reason} {count(number)} ({percent(number / answered)})"
+        f"{reason} {count(number)} ({percent(number / total.num_answers)})"
         for reason, number in total.finish_reasons.most_common()
         if reason != "error"
     )
@@ -122,7 +121,7 @@ def _finish_reasons(statistics: JobStatistics) -> str:
 
 def _length_hint(statistics: JobStatistics) -> str:
     total = statistics.total()
-    if total.finish_reasons["length"] <= _MANY_CUT * total.rows_answered:
+    if total.finish_reasons["length"] <= _MANY_CUT * total.num_answers:
         return ""
     return "many answers are cut off by length: raise generation_config.max_new_tokens"
 

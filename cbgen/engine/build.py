@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,10 @@ from transformers import PreTrainedModel
 from cbgen.engine.attention import make_backend
 from cbgen.engine.batch import Rows
 from cbgen.engine.cache.kv_cache import KVCache
-from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
+from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig, WorkloadHints
 from cbgen.engine.core import Engine
 from cbgen.engine.events import EngineObserver
-from cbgen.engine.memory import free_bytes
+from cbgen.engine.memory import free_bytes, free_ram
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.model.load import LoadedModel, load_skeleton
@@ -28,6 +29,8 @@ from cbgen.engine.sampling.state import SamplingState
 from cbgen.engine.scheduler import SchedulerLimits, make_scheduler
 from cbgen.engine.storage import KVStorage
 from cbgen.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,9 @@ def attached_engine(
     config: ContinuousBatchingConfig,
     attn_implementation: str = "auto",
     observer: EngineObserver | None = None,
+    *,
+    hints: WorkloadHints | None = None,
+    first_answer_share: float = 1.0,
 ) -> Iterator[BuiltEngine]:
     """Build an engine on a model; on exit the model is given back as it was.
 
@@ -94,14 +100,18 @@ def attached_engine(
         config: what was asked for.
         attn_implementation: name of the attention backend, or auto.
         observer: is told what happens in every step.
+        hints: what is known of the requests to come.
+        first_answer_share: share of its longest answer that a request is expected to use, before
+            answers have ended and tell more.
 
     Raises:
         UsageError: the model does not obey the hook, or what was asked does not fit the machine.
     """
     facts = probe_model(model)
-    plan = resolve(config, attn_implementation, plan_facts(facts))
+    plan = resolve(config, attn_implementation, plan_facts(facts), hints)
     with attached(model):
-        engine = build_engine(partial(run_model, model), plan, facts, observer)
+        forward = partial(run_model, model)
+        engine = build_engine(forward, plan, facts, observer, first_answer_share)
         yield BuiltEngine(engine, plan, facts)
 
 
@@ -110,6 +120,7 @@ def plan_facts(facts: ModelFacts) -> PlanFacts:
     return PlanFacts(
         device_type=facts.device.type,
         free_bytes=free_bytes(facts.device),
+        host_free_bytes=free_ram(),
         layers=facts.layers,
         cache_itemsize=torch.finfo(facts.dtype).bits // 8,
         logits_size=facts.logits_size,
@@ -118,7 +129,9 @@ def plan_facts(facts: ModelFacts) -> PlanFacts:
     )
 
 
-def scheduler_limits(plan: EnginePlan, facts: ModelFacts) -> SchedulerLimits:
+def scheduler_limits(
+    plan: EnginePlan, facts: ModelFacts, first_answer_share: float = 1.0
+) -> SchedulerLimits:
     """Return the bounds that the plan sets for every step."""
     return SchedulerLimits(
         max_batch_tokens=plan.max_batch_tokens,
@@ -126,6 +139,7 @@ def scheduler_limits(plan: EnginePlan, facts: ModelFacts) -> SchedulerLimits:
         max_context=plan.max_context,
         vocab_size=facts.vocab_size,
         safety_margin=plan.safety_margin,
+        first_answer_share=first_answer_share,
     )
 
 
@@ -134,17 +148,31 @@ def build_engine(
     plan: EnginePlan,
     facts: ModelFacts,
     observer: EngineObserver | None = None,
+    first_answer_share: float = 1.0,
 ) -> Engine:
     """Allocate cache and rows as planned and return the engine.
 
     With CBGEN_CHECK=1 in the environment the engine verifies its bookkeeping after every step.
     """
-    cache = KVCache(plan.num_blocks, plan.page_size)
+    for warning in plan.warnings:
+        logger.warning("%s", warning)
+    spans = [group.span for group in plan.groups]
+    cache = KVCache(
+        plan.num_pool_blocks,
+        plan.page_size,
+        spans,
+        max_batch_tokens=plan.max_batch_tokens,
+        shares_prefixes=plan.shares_prefixes,
+        num_host_blocks=plan.num_host_blocks,
+    )
+    longest = min(plan.max_context, cache.max_tokens)
     runner = Runner(
         forward,
+        groups=plan.groups,
         storage=KVStorage(
-            facts.layers,
-            num_blocks=plan.num_blocks,
+            plan.groups,
+            num_blocks=plan.num_pool_blocks,
+            num_host_blocks=plan.num_host_blocks,
             page_size=plan.page_size,
             dtype=facts.dtype,
             device=facts.device,
@@ -152,13 +180,14 @@ def build_engine(
         backend=make_backend(plan.attn_implementation),
         rows=Rows(
             num_rows=plan.max_requests,
-            max_blocks=min(plan.num_blocks, cache.num_blocks_for(plan.max_context)),
+            max_blocks=-(-longest // plan.page_size),
             page_size=plan.page_size,
+            spans=spans,
             device=facts.device,
         ),
         sampling=SamplingState(plan.max_requests),
     )
-    limits = scheduler_limits(plan, facts)
+    limits = scheduler_limits(plan, facts, first_answer_share)
     scheduler = make_scheduler(plan.scheduler_type, cache, limits, observer)
     check = os.environ.get("CBGEN_CHECK") == "1"
     return Engine(scheduler, runner, check=check, observer=observer)

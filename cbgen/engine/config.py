@@ -14,7 +14,7 @@ ATTENTION_BACKENDS = ("auto", "sdpa", "eager", "paged|eager")
 """Attention implementations that a recipe may name."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-SCHEDULER_TYPES = ("fifo",)
+SCHEDULER_TYPES = ("fifo", "prefill_first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,10 @@ class ContinuousBatchingConfig:
     page_size: int = 256
     """Tokens in one page of the KV cache; at least 4."""
     num_blocks: int | None = None
-    """Capacity of the KV cache in blocks of page_size tokens; null = from free memory."""
+    """Capacity of the KV cache in blocks of page_size tokens in all layers; null = from memory."""
     max_batch_tokens: int | None = None
-    """Tokens that one forward pass may run; null = 8192 on a GPU, 1024 on a CPU."""
+    """Tokens that one forward pass may run; null = 8192 on a GPU, 1024 on a CPU, less (but at least
+    256) where memory is short."""
     max_memory_percent: float | None = None
     """Share of the free memory for cache and buffers; null = 0.6 on a CPU, 0.9 on a GPU."""
     max_requests_per_batch: int | None = None
@@ -86,7 +87,7 @@ class ContinuousBatchingConfig:
     max_blocks_per_request: int | None = None
     """Width of the block table of the GPU decode path; null = decided, 0 = off."""
     allow_block_sharing: bool = True
-    """Permit requests with a common prefix to share cache blocks."""
+    """Let requests whose tokens begin alike share cache blocks, finished requests included."""
     use_async_batching: bool | None = None
     """Prepare the next batch while the device runs; null = decided."""
     use_cuda_graph: bool | tuple[bool, bool] | None = None
@@ -102,9 +103,11 @@ class ContinuousBatchingConfig:
     default_compile_level: int = 0
     """0 to 3: how much torch.compile may optimize; 0 = off."""
     scheduler_type: str = "fifo"
-    """fifo: decoding requests first, then prompts in order of arrival."""
+    """fifo: decoding requests first, then prompts in order of arrival; prefill_first: admitted
+    prompts before decoding requests."""
     safety_margin: float | None = None
-    """Share of the cache, 0 to 1, kept free of new admissions; null = 0.15 for fifo."""
+    """Share of the cache, 0 to 1, kept free of new admissions; null = 0.15 for fifo, 0 for
+    prefill_first."""
     return_logprobs: bool = False
     """Give the log-probability of each generated token."""
     seed: int | None = None
@@ -112,11 +115,13 @@ class ContinuousBatchingConfig:
     auto_switch_to_flash: bool = True
     """Let `attn_implementation: auto` take flash attention where it is installed."""
     cpu_offload_space: float | None = 0.0
-    """GiB of host memory for the blocks of preempted requests; 0 = off."""
+    """GiB of host memory for the blocks of preempted requests; 0 = off, null = as much as
+    cpu_offload_space_safety_threshold allows."""
     cpu_offload_space_safety_threshold: float = 0.8
-    """Share of the available host memory that the offload pool may take."""
+    """Share of the available host memory that this pool may take; on a CPU, of what cache and
+    buffers leave."""
     max_queue_size: int = 0
-    """Requests that may wait for admission; 0 = no limit."""
+    """Requests that may wait for admission before submitting one more blocks; 0 = no limit."""
     per_request_processors: bool = False
     """Accepted for compatibility: every request may always set its own sampling."""
     drop_unsupported_processors: bool = True
@@ -155,7 +160,7 @@ class ContinuousBatchingConfig:
             )
         for name in ("max_queue_size", "cpu_offload_space", "max_blocks_per_request"):
             value = getattr(self, name)
-            if value is not None and value < 0:
+            if value is not None and not value >= 0:
                 raise UsageError(f"{name} must not be negative, got {value}")
 
     def _refuse_unsupported(self) -> None:
@@ -168,13 +173,35 @@ class ContinuousBatchingConfig:
             "varlen_compile_config": (None,),
             "decode_compile_config": (None,),
             "default_compile_level": (0,),
-            "cpu_offload_space": (0.0,),
-            "max_queue_size": (0,),
         }
         for name, values in accepted.items():
             value = getattr(self, name)
             if value not in values:
                 raise UsageError(f"{name} = {value!r} is not supported yet; remove it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadHints:
+    """What is known of the requests to come, for sizes that depend on it; 0 = not known.
+
+    Requests that go beyond the hints are served all the same.
+
+    Raises:
+        UsageError: a hint is negative.
+    """
+
+    max_prompt_length: int = 0
+    """Tokens of the longest prompt."""
+    max_generated_length: int = 0
+    """Tokens of the longest answer."""
+    num_requests: int = 0
+    """Requests in all."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value < 0:
+                raise UsageError(f"{item.name} must not be negative, got {value}")
 
 
 def config_field_names(config: type) -> tuple[str, ...]:

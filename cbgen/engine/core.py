@@ -49,6 +49,10 @@ class Engine:
         """End a request now with what it has; unknown and finished ids are ignored."""
         self._scheduler.cancel(request_id)
 
+    def reset_prefix_cache(self) -> None:
+        """Share nothing any more that was computed so far, because the weights have changed."""
+        self._scheduler.reset_prefix_cache()
+
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
         return self._scheduler.has_unfinished()
@@ -68,6 +72,10 @@ class Engine:
                 self._observed_step(self._observer)
             if self._check:
                 self._scheduler.check()
+        return self.take_outputs()
+
+    def take_outputs(self) -> list[GenerationOutput]:
+        """Return the requests that ended since they were last asked for, without running a step."""
         return [request.output() for request in self._scheduler.take_finished()]
 
     def _observed_step(self, observer: EngineObserver) -> None:

@@ -6,37 +6,29 @@ shown. No torch: facts come in as numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cbgen.engine.cache.groups import LayerFacts, group_layers
-from cbgen.engine.config import ContinuousBatchingConfig
+from cbgen.engine.cache.groups import AttentionSpan, LayerGroup, group_layers
+from cbgen.engine.cache.shape import CacheShape, largest
+from cbgen.engine.config import ContinuousBatchingConfig, WorkloadHints
+from cbgen.engine.sizing import MemoryNeeds, PlanFacts
 from cbgen.errors import UsageError
+
+__all__ = ["EnginePlan", "PlanFacts", "memory_parts", "resolve"]
 
 _GIB = 1024**3
 _MAX_REQUESTS = 1024
 _BATCH_TOKENS = {"cpu": 1024}
 _DEFAULT_BATCH_TOKENS = 8192
+_LEAST_BATCH_TOKENS = 256
 _MEMORY_SHARE = {"cpu": 0.6}
 _DEFAULT_MEMORY_SHARE = 0.9
-_SAFETY_MARGIN = {"fifo": 0.15}
+_SAFETY_MARGIN = {"fifo": 0.15, "prefill_first": 0.0}
 _UNBOUNDED_CONTEXT = 1 << 20
 """Context of models that set no bound themselves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFacts:
-    """Model and machine, in numbers."""
-
-    device_type: str
-    """cpu | cuda."""
-    free_bytes: int
-    """Memory that cache and buffers may come from, weights already loaded."""
-    layers: tuple[LayerFacts, ...]
-    cache_itemsize: int
-    """Bytes of one key or value element."""
-    logits_size: int
-    hidden_size: int
-    max_context: int | None
+_NO_LAYERS = (LayerGroup(AttentionSpan(), ()),)
+"""Groups of a model without attention layers; its requests are counted in blocks all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,35 +38,87 @@ class EnginePlan:
     attn_implementation: str
     page_size: int
     num_blocks: int
+    """Blocks of the whole model: `page_size` tokens in all layers."""
     max_batch_tokens: int
     max_requests: int
     max_context: int
     safety_margin: float
     scheduler_type: str
     reasons: dict[str, str]
+    groups: tuple[LayerGroup, ...] = _NO_LAYERS
+    """Layer groups; a block of the pool is one page in each layer of one of them."""
+    block_bytes: int = 0
+    """Bytes of one block of the pool."""
+    num_host_blocks: int = 0
+    """Blocks of the pool that host memory has room for, for preempted requests; 0 = off."""
+    shares_prefixes: bool = True
+    """Whether requests whose tokens begin alike share blocks."""
+    warnings: tuple[str, ...] = ()
+    """What was given and could not be had as it was given."""
+
+    @property
+    def num_pool_blocks(self) -> int:
+        """Blocks of the pool that serves all groups."""
+        return self.num_blocks * len(self.groups)
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """How many blocks of the pool a request takes."""
+        return CacheShape.make(
+            [group.span for group in self.groups],
+            self.page_size,
+            num_pool_blocks=self.num_pool_blocks,
+            max_batch_tokens=self.max_batch_tokens,
+        )
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that the cache holds."""
-        return self.num_blocks * self.page_size
+        """Tokens that one request alone can store; larger than any request if nothing bounds it.
+
+        With one group that is all tokens of the cache; where layers have windows it is more.
+        """
+        return self.cache_shape.longest_request(self.num_pool_blocks)
+
+    @property
+    def table_blocks(self) -> int:
+        """Logical blocks of the longest request: the width of block tables."""
+        return -(-min(self.max_context, self.cache_tokens) // self.page_size)
 
 
 def resolve(
-    config: ContinuousBatchingConfig, attn_implementation: str, facts: PlanFacts
+    config: ContinuousBatchingConfig,
+    attn_implementation: str,
+    facts: PlanFacts,
+    hints: WorkloadHints | None = None,
 ) -> EnginePlan:
     """Decide everything.
+
+    Args:
+        config: what was asked.
+        attn_implementation: name of the attention backend, or auto.
+        facts: model and machine.
+        hints: what is known of the requests; sizes that nobody gave are made no larger than needed.
 
     Raises:
         UsageError: what was asked cannot be done on this machine or with this model.
     """
     backend, backend_reason = _attention(attn_implementation, facts)
     max_context, context_reason = _context(facts)
-    max_batch_tokens, tokens_reason = _batch_tokens(config, facts)
-    budget, budget_reason = _memory(config, facts)
-    max_requests, requests_reason = _requests(config, facts, max_batch_tokens, budget)
-    working = working_bytes(max_requests, max_batch_tokens, facts)
-    num_blocks, blocks_reason = _blocks(config, facts, budget - working, max_requests * max_context)
-    margin = config.safety_margin
+    needs = MemoryNeeds(
+        facts=facts,
+        groups=group_layers(facts.layers) if facts.layers else _NO_LAYERS,
+        backend=backend,
+        page_size=config.page_size,
+        max_context=max_context,
+    )
+    sizes = _Sizes(config, needs, hints or WorkloadHints())
+    max_batch_tokens, tokens_reason = sizes.batch_tokens()
+    max_requests, requests_reason = sizes.requests(max_batch_tokens)
+    num_blocks, blocks_reason = sizes.blocks(max_batch_tokens, max_requests)
+    num_host_blocks, host_reason, warnings = sizes.host_blocks(
+        max_batch_tokens, max_requests, num_blocks
+    )
+    margin, margin_reason = _margin(config)
     return EnginePlan(
         attn_implementation=backend,
         page_size=config.page_size,
@@ -82,27 +126,211 @@ def resolve(
         max_batch_tokens=max_batch_tokens,
         max_requests=max_requests,
         max_context=max_context,
-        safety_margin=_SAFETY_MARGIN[config.scheduler_type] if margin is None else margin,
+        safety_margin=margin,
         scheduler_type=config.scheduler_type,
+        groups=needs.groups,
+        block_bytes=needs.block_bytes,
+        num_host_blocks=num_host_blocks,
+        shares_prefixes=config.allow_block_sharing,
+        warnings=warnings,
         reasons={
             "attn_implementation": backend_reason,
             "max_context": context_reason,
             "max_batch_tokens": tokens_reason,
             "max_requests_per_batch": requests_reason,
-            "num_blocks": f"{blocks_reason}; {budget_reason}",
+            "num_blocks": f"{blocks_reason}; {sizes.budget_reason}",
+            "safety_margin": margin_reason,
+            "allow_block_sharing": _sharing_reason(config, needs.groups),
+            "cpu_offload_space": host_reason,
         },
     )
 
 
-def working_bytes(max_requests: int, max_batch_tokens: int, facts: PlanFacts) -> int:
-    """Return the bytes kept for logits, in the model's dtype and in float32, and activations."""
-    return max_requests * facts.logits_size * 8 + max_batch_tokens * facts.hidden_size * 64
+def memory_parts(plan: EnginePlan, facts: PlanFacts) -> dict[str, int]:
+    """Return the bytes that a plan takes, by part; `host_pool` is memory of the host."""
+    needs = MemoryNeeds(
+        facts=facts,
+        groups=plan.groups,
+        backend=plan.attn_implementation,
+        page_size=plan.page_size,
+        max_context=plan.max_context,
+    )
+    return {
+        "cache": needs.cache_bytes(plan.num_blocks),
+        "logits": needs.logits_bytes(plan.max_requests),
+        "activations": needs.step_bytes(plan.max_batch_tokens, plan.num_blocks),
+        "block_tables": needs.table_bytes(plan.max_requests, plan.num_blocks),
+        "host_pool": plan.num_host_blocks * plan.block_bytes,
+    }
 
 
-def cache_bytes(plan: EnginePlan, facts: PlanFacts) -> int:
-    """Return the bytes of all blocks of the cache."""
-    (group,) = group_layers(facts.layers)
-    return plan.num_blocks * group.block_bytes(plan.page_size, facts.cache_itemsize)
+class _Sizes:
+    """Decides the sizes, one after the other; each takes those before it."""
+
+    def __init__(
+        self, config: ContinuousBatchingConfig, needs: MemoryNeeds, hints: WorkloadHints
+    ) -> None:
+        self._config = config
+        self._needs = needs
+        self._facts = needs.facts
+        self._hints = hints
+        share = config.max_memory_percent
+        if share is None:
+            share = _MEMORY_SHARE.get(self._facts.device_type, _DEFAULT_MEMORY_SHARE)
+        self._budget = int(share * self._facts.free_bytes)
+        self.budget_reason = f"{share:.0%} of {_size(self._facts.free_bytes)} free memory"
+        # What the buffers of a step may take: what the given blocks leave, or half.
+        self._room = self._budget // 2
+        if config.num_blocks is not None:
+            self._room = max(0, self._budget - needs.cache_bytes(config.num_blocks))
+
+    def batch_tokens(self) -> tuple[int, str]:
+        """Return the tokens of a step; by default so few that they take half of the buffers."""
+        if self._config.max_batch_tokens is not None:
+            return self._config.max_batch_tokens, "given"
+        whole_block = len(self._needs.groups) * self._needs.block_bytes
+        most_blocks = self._budget // max(1, whole_block)
+        default = _BATCH_TOKENS.get(self._facts.device_type, _DEFAULT_BATCH_TOKENS)
+        tokens = default
+        while (
+            tokens > _LEAST_BATCH_TOKENS
+            and self._needs.step_bytes(tokens, most_blocks) > self._room // 2
+        ):
+            tokens = max(_LEAST_BATCH_TOKENS, tokens // 2)
+        if tokens < default:
+            return tokens, f"memory is too short for {default}"
+        return tokens, f"default on {self._facts.device_type}"
+
+    def requests(self, max_batch_tokens: int) -> tuple[int, str]:
+        """Return the requests that may run at once."""
+        config, hinted = self._config, self._hints.num_requests
+        if config.max_requests_per_batch is not None:
+            wanted, reason = config.max_requests_per_batch, "given"
+        else:
+            wanted, reason = _MAX_REQUESTS, f"up to {_MAX_REQUESTS}, as memory for logits allows"
+            if 0 < hinted < wanted:
+                wanted, reason = hinted, "all that there are"
+            room = min(self._budget // 4, self._room // 2)
+            affordable = largest(wanted, lambda count: self._needs.logits_bytes(count) <= room)
+            if affordable < wanted:
+                wanted, reason = max(1, affordable), "as memory for logits allows"
+        if max_batch_tokens < wanted:
+            wanted, reason = max_batch_tokens, "no more than max_batch_tokens"
+        blocks = self._blocks_beside(max_batch_tokens, wanted)
+        if blocks < wanted:
+            wanted, reason = max(1, blocks), "no more than num_blocks"
+        return wanted, reason
+
+    def _blocks_beside(self, max_batch_tokens: int, max_requests: int) -> int:
+        """Return how many requests can have a block each beside the buffers for so many."""
+        if self._config.num_blocks is not None:
+            return self._config.num_blocks
+
+        def have_blocks(count: int) -> bool:
+            return self._fits(max_batch_tokens, count, count)
+
+        return largest(max_requests, have_blocks)
+
+    def _fits(self, max_batch_tokens: int, max_requests: int, num_blocks: int) -> bool:
+        needs = self._needs
+        buffers = needs.buffer_bytes(max_batch_tokens, max_requests, num_blocks)
+        return needs.cache_bytes(num_blocks) + buffers <= self._budget
+
+    def blocks(self, max_batch_tokens: int, max_requests: int) -> tuple[int, str]:
+        """Return the blocks of the cache, each of the whole model.
+
+        Raises:
+            UsageError: those that were given do not fit, or not even one does.
+        """
+        needs = self._needs
+
+        def buffers(num_blocks: int) -> int:
+            return needs.buffer_bytes(max_batch_tokens, max_requests, num_blocks)
+
+        def fits(num_blocks: int) -> bool:
+            return self._fits(max_batch_tokens, max_requests, num_blocks)
+
+        available = f"{_size(self._budget)} are available ({self.budget_reason})"
+        given = self._config.num_blocks
+        if given is not None:
+            if fits(given):
+                return given, "given"
+            raise UsageError(
+                f"num_blocks = {given} needs {_size(needs.cache_bytes(given))} beside "
+                f"{_size(buffers(given))} for the buffers of a step, and {available}; lower "
+                "num_blocks or max_batch_tokens, or raise max_memory_percent"
+            )
+        useful, reason = self._useful_blocks(max_batch_tokens, max_requests)
+        wanted = -(-useful // len(needs.groups))
+        affordable = largest(wanted, fits)
+        if affordable < 1:
+            raise UsageError(
+                f"no memory for the KV cache: one block takes {_size(needs.cache_bytes(1))} beside "
+                f"{_size(buffers(1))} for the buffers of a step, and {available}; lower page_size "
+                "or max_batch_tokens, or raise max_memory_percent"
+            )
+        return affordable, reason if affordable == wanted else "as many as memory allows"
+
+    def host_blocks(
+        self, max_batch_tokens: int, max_requests: int, num_blocks: int
+    ) -> tuple[int, str, tuple[str, ...]]:
+        """Return the blocks of the host pool, why, and warnings.
+
+        On a CPU it comes out of the same memory as all else, so it may have a share of what the
+        cache and the buffers leave.
+        """
+        needs, space = self._needs, self._config.cpu_offload_space
+        if space == 0:
+            return 0, "what is preempted is computed again", ()
+        if needs.block_bytes == 0:
+            return 0, "the model has no cache", ()
+        available = self._facts.host_free_bytes
+        if self._facts.device_type == "cpu":
+            buffers = needs.buffer_bytes(max_batch_tokens, max_requests, num_blocks)
+            available = self._facts.free_bytes - needs.cache_bytes(num_blocks) - buffers
+        share = self._config.cpu_offload_space_safety_threshold
+        most = int(share * available)
+        bound = f"{share:.0%} of {_size(available)} of host memory"
+        if space is None:
+            useful, reason = self._useful_blocks(max_batch_tokens, max_requests)
+            if useful <= num_blocks * len(needs.groups):
+                return 0, "the cache has room for every request at full length", ()
+            affordable = most // needs.block_bytes
+            return min(useful, affordable), reason if useful <= affordable else bound, ()
+        return self._given_host_blocks(space, most, bound)
+
+    def _given_host_blocks(
+        self, space: float, most: int, bound: str
+    ) -> tuple[int, str, tuple[str, ...]]:
+        warnings, reason, num_bytes = [], "given", most
+        if space * _GIB <= most:
+            num_bytes = int(space * _GIB)
+        else:
+            reason = f"no more than {bound}"
+            warnings.append(f"cpu_offload_space = {space} GiB is cut to {_size(most)}, {bound}")
+        num_blocks = num_bytes // self._needs.block_bytes
+        if num_blocks == 0:
+            reason = "too small for one block"
+            warnings.append(
+                f"cpu_offload_space: {_size(num_bytes)} are too small for one block of "
+                f"{_size(self._needs.block_bytes)}; nothing is offloaded"
+            )
+        return num_blocks, reason, tuple(warnings)
+
+    def _useful_blocks(self, max_batch_tokens: int, max_requests: int) -> tuple[int, str]:
+        """Return the blocks of the pool for every request at full length, and in words.
+
+        Hints bound that length, but there is always room for one request of full context.
+        """
+        spans = tuple(group.span for group in self._needs.groups)
+        shape = CacheShape(spans, self._config.page_size, max_batch_tokens)
+        max_context, hints = self._needs.max_context, self._hints
+        one = shape.blocks_for(max_context)
+        hinted = hints.max_prompt_length + hints.max_generated_length
+        if hints.max_prompt_length and hints.max_generated_length and hinted < max_context:
+            blocks = max(one, max_requests * shape.blocks_for(hinted))
+            return blocks, f"enough for every request at {hinted} tokens"
+        return max_requests * one, "enough for every request at full length"
 
 
 def _attention(name: str, facts: PlanFacts) -> tuple[str, str]:
@@ -132,64 +360,18 @@ def _context(facts: PlanFacts) -> tuple[int, str]:
     return facts.max_context, "the model's config"
 
 
-def _batch_tokens(config: ContinuousBatchingConfig, facts: PlanFacts) -> tuple[int, str]:
-    if config.max_batch_tokens is not None:
-        return config.max_batch_tokens, "given"
-    default = _BATCH_TOKENS.get(facts.device_type, _DEFAULT_BATCH_TOKENS)
-    return default, f"default on {facts.device_type}"
+def _margin(config: ContinuousBatchingConfig) -> tuple[float, str]:
+    if config.safety_margin is not None:
+        return config.safety_margin, "given"
+    return _SAFETY_MARGIN[config.scheduler_type], f"default of {config.scheduler_type}"
 
 
-def _memory(config: ContinuousBatchingConfig, facts: PlanFacts) -> tuple[int, str]:
-    share = config.max_memory_percent
-    if share is None:
-        share = _MEMORY_SHARE.get(facts.device_type, _DEFAULT_MEMORY_SHARE)
-    budget = int(share * facts.free_bytes)
-    return budget, f"{share:.0%} of {facts.free_bytes / _GIB:.1f} GiB free memory"
-
-
-def _requests(
-    config: ContinuousBatchingConfig, facts: PlanFacts, max_batch_tokens: int, budget: int
-) -> tuple[int, str]:
-    if config.max_requests_per_batch is not None:
-        wanted, reason = config.max_requests_per_batch, "given"
-    else:
-        # Logits in the model's dtype and in float32; an eighth of the memory is theirs.
-        affordable = max(1, budget // 8 // max(1, facts.logits_size * 8))
-        wanted, reason = min(_MAX_REQUESTS, affordable), "up to 1024, as memory for logits allows"
-    bounds = [(max_batch_tokens, "max_batch_tokens")]
-    if config.num_blocks is not None:
-        bounds.append((config.num_blocks, "num_blocks"))
-    for bound, name in bounds:
-        if bound < wanted:
-            wanted, reason = bound, f"no more than {name}"
-    return wanted, reason
-
-
-def _blocks(
-    config: ContinuousBatchingConfig, facts: PlanFacts, available: int, most_tokens: int
-) -> tuple[int, str]:
-    (group,) = group_layers(facts.layers)
-    block_bytes = group.block_bytes(config.page_size, facts.cache_itemsize)
-    if config.num_blocks is not None:
-        needed = config.num_blocks * block_bytes
-        if needed > available:
-            raise UsageError(
-                f"num_blocks = {config.num_blocks} needs {_size(needed)}, and "
-                f"{_size(max(available, 0))} are available; lower num_blocks or raise "
-                "max_memory_percent"
-            )
-        return config.num_blocks, "given"
-    useful = -(-most_tokens // config.page_size)
-    affordable = available // block_bytes if block_bytes else useful
-    if affordable < 1:
-        raise UsageError(
-            f"no memory for the KV cache: one block takes {_size(block_bytes)}, and "
-            f"{_size(max(available, 0))} are available; lower page_size or max_batch_tokens, or "
-            "raise max_memory_percent"
-        )
-    if affordable < useful:
-        return affordable, "as many as memory allows"
-    return useful, "enough for every request at full length"
+def _sharing_reason(config: ContinuousBatchingConfig, groups: Sequence[LayerGroup]) -> str:
+    if not config.allow_block_sharing:
+        return "given"
+    if all(group.span.is_full for group in groups):
+        return "default"
+    return "layers with a window keep what the window still needs"
 
 
 def _size(num_bytes: int) -> str:

@@ -61,6 +61,17 @@ class Request:
     There is no prefill phase and no decode phase: `num_computed_tokens` (keys and values in the
     cache) chases `num_tokens` (tokens known or being sampled). Invariants: 0 <= num_computed_tokens
     <= num_tokens; `row` is set exactly while the request is admitted.
+
+    Attributes:
+        num_tokens: tokens known and tokens being sampled.
+        num_pending_tokens: tokens sampled in a step whose result has not come back yet.
+        num_settled_tokens: tokens that were in the cache before step `settled_step` began.
+        num_slots: tokens for which the cache has given it room; the cache alone changes it.
+        num_lost_tokens: tokens that were computed when it was preempted.
+        max_tokens: most tokens of prompt and answer together; set when the scheduler takes it.
+        expected_blocks: blocks of the cache that its whole length is expected to take.
+        parent_id: the request that it is another sample of, and with which it is cancelled.
+        packed_tokens: its known tokens as the prefix cache compares them, or None; the cache's.
     """
 
     __slots__ = (
@@ -68,24 +79,40 @@ class Request:
         "created_time",
         "error",
         "error_code",
+        "expected_blocks",
         "finish_reason",
         "finished_time",
         "generated_tokens",
         "logprobs",
         "max_tokens",
         "num_computed_tokens",
+        "num_lost_tokens",
         "num_pending_tokens",
         "num_preemptions",
+        "num_settled_tokens",
+        "num_slots",
+        "num_tokens",
+        "packed_tokens",
         "params",
+        "parent_id",
         "prompt_ids",
         "request_id",
         "row",
+        "settled_step",
         "started_time",
         "status",
     )
 
-    def __init__(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        parent_id: str | None = None,
+    ) -> None:
         self.request_id = request_id
+        self.parent_id = parent_id
         self.prompt_ids = list(prompt_ids)
         self.params = params
         self.status = RequestStatus.PENDING
@@ -97,9 +124,16 @@ class Request:
         self.row = -1
         self.admission = 0
         self.num_computed_tokens = 0
-        self.num_pending_tokens = 0  # sampled in a step whose result has not come back yet
+        self.num_tokens = len(self.prompt_ids)
+        self.num_pending_tokens = 0
+        self.num_settled_tokens = 0
+        self.settled_step = -1
+        self.num_slots = 0
+        self.num_lost_tokens = 0
         self.num_preemptions = 0
-        self.max_tokens = 0  # prompt and answer together; set when the scheduler takes the request
+        self.max_tokens = 0
+        self.expected_blocks = 0
+        self.packed_tokens: bytes | None = None
         self.created_time = time.perf_counter()
         self.started_time = -1.0
         self.finished_time = -1.0
@@ -110,17 +144,16 @@ class Request:
         return len(self.prompt_ids) + len(self.generated_tokens)
 
     @property
-    def num_tokens(self) -> int:
-        """Known tokens and those being sampled."""
-        return self.num_known_tokens + self.num_pending_tokens
-
-    @property
     def is_finished(self) -> bool:
         """Whether the request has reached its final status."""
         return self.status >= RequestStatus.FINISHED
 
+    def settled_tokens(self, step: int) -> int:
+        """Return how many of its tokens were in the cache before a step, the running one."""
+        return self.num_settled_tokens if self.settled_step == step else self.num_computed_tokens
+
     def admit(self, row: int, admission: int) -> None:
-        """Take a row; computing starts from the first token."""
+        """Take a row; the cache has been asked for blocks, and says how much is computed."""
         self.row = row
         self.admission = admission
         self.status = RequestStatus.PREFILLING
@@ -129,6 +162,7 @@ class Request:
 
     def preempt(self) -> None:
         """Give the row back to start over later; tokens being sampled are drawn again."""
+        self.num_lost_tokens = self.num_computed_tokens
         self._release()
         self.status = RequestStatus.PENDING
         self.num_preemptions += 1
@@ -165,3 +199,4 @@ class Request:
         self.row = -1
         self.num_computed_tokens = 0
         self.num_pending_tokens = 0
+        self.num_tokens = self.num_known_tokens

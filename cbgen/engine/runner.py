@@ -7,14 +7,14 @@ The runner decides nothing; it applies what the batch says, in the order of its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from cbgen.engine.attention.base import AttentionBackend, LayerAttention
 from cbgen.engine.attention.context import forward_context
-from cbgen.engine.attention.metadata import AttentionMetadata
-from cbgen.engine.batch import Rows
+from cbgen.engine.batch import Rows, StepInputs
+from cbgen.engine.cache.groups import LayerGroup
 from cbgen.engine.sampling.sampler import (
     SamplingRows,
     processed_logprobs,
@@ -33,11 +33,18 @@ class _StepContext:
     """Answers the model's attention layers during one step."""
 
     def __init__(
-        self, storage: KVStorage, backend: AttentionBackend, metadata: AttentionMetadata
+        self,
+        inputs: StepInputs,
+        *,
+        storage: KVStorage,
+        backend: AttentionBackend,
+        group_of: Mapping[int, int],
     ) -> None:
+        self.positions = inputs.position_ids[0]
+        self._attention = inputs.attention
         self._storage = storage
         self._backend = backend
-        self._metadata = metadata
+        self._group_of = group_of
 
     def attend(
         self,
@@ -48,8 +55,11 @@ class _StepContext:
         layer: LayerAttention,
     ) -> torch.Tensor:
         cache = self._storage.layer(layer_index)
-        cache.write(key, value, self._metadata.slot_mapping)
-        return self._backend.forward(query, cache, self._metadata, layer)
+        metadata = self._attention[self._group_of[layer_index]]
+        # All keys of the step are written before any of its queries attends: a request may read
+        # blocks that another request of the same step fills.
+        cache.write(key, value, metadata.slot_mapping)
+        return self._backend.forward(query, cache, metadata, layer)
 
 
 class Runner:
@@ -59,6 +69,7 @@ class Runner:
         self,
         forward: Forward,
         *,
+        groups: Sequence[LayerGroup],
         storage: KVStorage,
         backend: AttentionBackend,
         rows: Rows,
@@ -69,6 +80,9 @@ class Runner:
         self._backend = backend
         self._rows = rows
         self._sampling = sampling
+        self._group_of = {
+            layer.index: number for number, group in enumerate(groups) for layer in group.layers
+        }
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
@@ -77,36 +91,43 @@ class Runner:
         Raises:
             NotImplementedError: the batch holds what no scheduler of this version makes.
         """
-        if batch.swaps_in or batch.swaps_out or batch.state_resets:
-            raise NotImplementedError("block swaps and state resets have no owner in this version")
+        if batch.state_resets:
+            raise NotImplementedError("state resets have no owner in this version")
         self._rows.admit(batch.admitted)
         self._sampling.admit(batch.admitted)
+        self._storage.swap_out(batch.swaps_out)
         self._storage.copy_blocks(batch.block_copies)
+        self._storage.swap_in(batch.swaps_in)
         self._rows.extend_block_tables(batch.new_blocks)
         if not batch.requests:
             return StepResult()
         inputs = self._rows.gather(batch)
-        context = _StepContext(self._storage, self._backend, inputs.attention)
+        context = _StepContext(
+            inputs, storage=self._storage, backend=self._backend, group_of=self._group_of
+        )
         with forward_context(context):
             logits = self._forward(inputs.token_ids, inputs.position_ids, inputs.logit_indices)
-        return self._sample(logits, [item for item in batch.requests if item.num_samples])
+        sampled = [item for item in batch.requests if item.num_samples]
+        return self._sample(logits, sampled, inputs.sampled_rows)
 
-    def _sample(self, logits: torch.Tensor, sampled: Sequence[ScheduledRequest]) -> StepResult:
+    def _sample(
+        self, logits: torch.Tensor, sampled: Sequence[ScheduledRequest], rows: torch.Tensor
+    ) -> StepResult:
+        """Draw the tokens of the requests that sample: logits [s, vocab], rows [s] int64."""
         if not sampled:
             return StepResult()
         parameters = self._sampling.gather(sampled)
         token_ids, finite = sample(logits, parameters)
-        rows = torch.tensor([item.row for item in sampled], device=token_ids.device)
         self._rows.store_sampled(rows, token_ids)
         logprobs = self._logprobs(logits, token_ids, parameters, sampled)
+        # A token that is not one becomes -1, so that all the host must know comes in one transfer.
+        answers = torch.where(finite, token_ids, -1).tolist()
         return StepResult(
             tuple(
                 SampledTokens((token_id,), logprobs.get(place, ()))
-                if is_finite
+                if token_id >= 0
                 else SampledTokens((), (), is_finite=False)
-                for place, (token_id, is_finite) in enumerate(
-                    zip(token_ids.tolist(), finite.tolist(), strict=True)
-                )
+                for place, token_id in enumerate(answers)
             )
         )
 
@@ -120,6 +141,8 @@ class Runner:
         """Return place -> log-probability of the requests that asked."""
         found: dict[int, tuple[float]] = {}
         modes = [self._sampling.logprobs(item.row) for item in sampled]
+        if not any(modes):
+            return found
         for mode in ("raw", "processed"):
             places = [place for place, wanted in enumerate(modes) if wanted == mode]
             if not places:

@@ -45,15 +45,22 @@ class AdmittedRow(NamedTuple):
 
 
 class NewBlocks(NamedTuple):
-    """Blocks appended to the block table of a row, from logical block `first` on."""
+    """Blocks of one group for the block table of a row, from logical block `first` on.
+
+    Groups with a window may begin behind 0 and never name the blocks before: nobody reads them.
+    """
 
     row: int
+    group: int
     first: int
     block_ids: tuple[int, ...]
 
 
 class BlockCopy(NamedTuple):
-    """Copy the first `num_tokens` slots of a block into another one, in every layer."""
+    """Copy the first `num_tokens` slots of a block into another one, in every layer of its group.
+
+    All copies of a step read before any of them writes.
+    """
 
     source: int
     target: int
@@ -61,7 +68,7 @@ class BlockCopy(NamedTuple):
 
 
 class BlockSwap(NamedTuple):
-    """Move a block between the device and the host pool."""
+    """Copy a whole block between the device and the host pool; its field says which way."""
 
     device_block: int
     host_block: int
@@ -77,8 +84,8 @@ class ScheduledBatch:
     step: int
     admitted: tuple[AdmittedRow, ...] = ()
     swaps_out: tuple[BlockSwap, ...] = ()
-    swaps_in: tuple[BlockSwap, ...] = ()
     block_copies: tuple[BlockCopy, ...] = ()
+    swaps_in: tuple[BlockSwap, ...] = ()
     state_resets: tuple[int, ...] = ()
     """Rows whose recurrent state starts anew (layers that keep a state instead of keys)."""
     new_blocks: tuple[NewBlocks, ...] = ()

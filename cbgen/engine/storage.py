@@ -1,18 +1,29 @@
-"""The cache's tensors: pages of every layer, and the copies between them."""
+"""The cache's tensors: pages of every layer, copies between blocks, and the host's pool of blocks.
+
+A block of the pool is one page in each layer of whichever group holds it. Layers at the same place
+in their groups share one tensor of keys and one of values, since a block is one group's at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from cbgen.engine.attention.base import LayerCache
-from cbgen.engine.cache.groups import LayerFacts
-from cbgen.engine.step import BlockCopy
+from cbgen.engine.cache.groups import LayerGroup, layers_by_place
+from cbgen.engine.step import BlockCopy, BlockSwap
+
+_STAGING_BYTES = 1 << 26
+"""Device memory that swaps pass through at once: a few blocks of a large model, which is enough to
+keep the bus busy."""
+_HOST_CHUNK_BYTES = 1 << 30
+"""Most bytes of one tensor of the host pool. torch rounds pinned memory up to a power of two, so a
+pool in one piece could take twice its size."""
 
 
 class KVStorage:
-    """Owns the pages of all layers.
+    """Owns the pages of all layers, on the device and on the host.
 
     Memory is reserved and never filled: on a CPU the system hands out a page of memory when it is
     first written, so a large cache costs nothing until it is used. Slots that were never written
@@ -21,43 +32,162 @@ class KVStorage:
 
     def __init__(
         self,
-        layers: Sequence[LayerFacts],
+        groups: Sequence[LayerGroup],
         *,
         num_blocks: int,
+        num_host_blocks: int,
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.page_size = page_size
-        self._layers = {
-            layer.index: LayerCache(
-                keys=torch.empty(
-                    num_blocks,
-                    page_size,
-                    layer.num_kv_heads,
-                    layer.key_dim,
-                    dtype=dtype,
-                    device=device,
-                ),
-                values=torch.empty(
-                    num_blocks,
-                    page_size,
-                    layer.num_kv_heads,
-                    layer.value_dim,
-                    dtype=dtype,
-                    device=device,
-                ),
-            )
-            for layer in layers
-        }
+        """Reserve the memory.
+
+        Args:
+            groups: the layer groups that the blocks serve.
+            num_blocks: blocks on the device.
+            num_host_blocks: blocks on the host, in pinned memory if the device is a GPU; with 0
+                there is no host pool.
+            page_size: tokens of a page.
+            dtype: of keys and values.
+            device: where the pages are.
+        """
+        # One tensor of keys and one of values for each place: [num_blocks, page_size, num_kv_heads,
+        # dim], or [num_blocks, elements of the largest page] where the layers' pages differ.
+        self._pages: list[torch.Tensor] = []
+        self._layers: dict[int, LayerCache] = {}
+
+        def allocate(*shape: int) -> torch.Tensor:
+            return torch.empty(num_blocks, *shape, dtype=dtype, device=device)
+
+        for layers in layers_by_place(groups):
+            key_shapes = [(page_size, layer.num_kv_heads, layer.key_dim) for layer in layers]
+            value_shapes = [(page_size, layer.num_kv_heads, layer.value_dim) for layer in layers]
+            all_keys, keys = _shared_pages(key_shapes, allocate)
+            all_values, values = _shared_pages(value_shapes, allocate)
+            self._pages += [all_keys, all_values]
+            for layer, layer_keys, layer_values in zip(layers, keys, values, strict=True):
+                self._layers[layer.index] = LayerCache(layer_keys, layer_values)
+        self._host = _HostPool(self._pages, num_host_blocks)
 
     def layer(self, index: int) -> LayerCache:
         """Return the pages of a layer."""
         return self._layers[index]
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the beginning of blocks into others, in every layer."""
-        for copy in copies:
-            for layer in self._layers.values():
-                for pages in (layer.keys, layer.values):
-                    pages[copy.target, : copy.num_tokens] = pages[copy.source, : copy.num_tokens]
+        """Copy the beginning of blocks into others; all copies read before any of them writes.
+
+        Where one copy asks for fewer tokens than another, it gets as many: what is behind the
+        tokens that a request has computed is undefined anyhow.
+        """
+        if not copies or not self._pages:
+            return
+        device = self._pages[0].device
+        sources = torch.tensor([copy.source for copy in copies], device=device)
+        targets = torch.tensor([copy.target for copy in copies], device=device)
+        num_tokens = max(copy.num_tokens for copy in copies)
+        for pages in self._pages:
+            # Whose page a block is decides where its tokens lie, so shared pages are copied whole.
+            end = num_tokens if pages.dim() > 2 else pages.shape[1]
+            pages[targets, :end] = pages[sources, :end]
+
+    def swap_out(self, swaps: Sequence[BlockSwap]) -> None:
+        """Copy blocks from the device into the host pool."""
+        if swaps:
+            self._host.take(swaps)
+
+    def swap_in(self, swaps: Sequence[BlockSwap]) -> None:
+        """Copy blocks from the host pool to the device."""
+        if swaps:
+            self._host.give(swaps)
+
+
+class _HostPool:
+    """Owns the host's blocks: one block is one row of memory, the pages of all places in a row.
+
+    Blocks cross the bus whole, through a contiguous staging tensor on the device that one index
+    operation a place fills or empties.
+
+    Nothing waits and no data can be missed, because all of it is ordered by the device's stream: a
+    swap out reads pages after the steps that wrote them and before whatever is written into these
+    blocks next; a swap in reads a host block after the swap out that filled it; and the host itself
+    reads no byte of the pool. This holds as long as all steps run on one stream.
+    """
+
+    def __init__(self, pages: Sequence[torch.Tensor], num_blocks: int) -> None:
+        self._pages = pages
+        self._columns = [each[0].numel() for each in pages]
+        """Elements of a page at each place."""
+        self._rows_a_chunk = 1
+        self._chunks: list[torch.Tensor] = []
+        if not num_blocks or not pages:
+            return
+        first, width = pages[0], sum(self._columns)
+        self._rows_a_chunk = max(1, _HOST_CHUNK_BYTES // (width * first.itemsize))
+        for begin in range(0, num_blocks, self._rows_a_chunk):
+            num_rows = min(self._rows_a_chunk, num_blocks - begin)
+            self._chunks.append(
+                torch.empty(
+                    num_rows,
+                    width,
+                    dtype=first.dtype,
+                    pin_memory=first.device.type == "cuda",
+                )
+            )
+
+    def take(self, swaps: Sequence[BlockSwap]) -> None:
+        """Copy device blocks into host blocks."""
+        for some, blocks, staging in self._staged(swaps):
+            for pages, columns in zip(
+                self._pages, torch.split(staging, self._columns, 1), strict=True
+            ):
+                columns.copy_(pages.flatten(1)[blocks])
+            for row, swap in zip(staging.unbind(0), some, strict=True):
+                self._row(swap.host_block).copy_(row, non_blocking=True)
+
+    def give(self, swaps: Sequence[BlockSwap]) -> None:
+        """Copy host blocks into device blocks."""
+        for some, blocks, staging in self._staged(swaps):
+            for row, swap in zip(staging.unbind(0), some, strict=True):
+                row.copy_(self._row(swap.host_block), non_blocking=True)
+            for pages, columns in zip(
+                self._pages, torch.split(staging, self._columns, 1), strict=True
+            ):
+                pages.flatten(1)[blocks] = columns
+
+    def _row(self, block: int) -> torch.Tensor:
+        return self._chunks[block // self._rows_a_chunk][block % self._rows_a_chunk]
+
+    def _staged(
+        self, swaps: Sequence[BlockSwap]
+    ) -> Iterator[tuple[Sequence[BlockSwap], torch.Tensor, torch.Tensor]]:
+        """Cut swaps into parts: k of them, their device blocks [k] int64, staging [k, width]."""
+        if not self._pages:
+            return
+        first, width = self._pages[0], sum(self._columns)
+        most = max(1, _STAGING_BYTES // (width * first.itemsize))
+        for begin in range(0, len(swaps), most):
+            some = swaps[begin : begin + most]
+            blocks = torch.tensor([swap.device_block for swap in some], device=first.device)
+            yield some, blocks, first.new_empty(len(some), width)
+
+
+def _shared_pages(
+    shapes: Sequence[tuple[int, int, int]], allocate: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Reserve pages that layers share.
+
+    Args:
+        shapes: (page_size, num_kv_heads, dim) of each layer's page.
+        allocate: makes a tensor [num_blocks, *shape].
+
+    Returns:
+        The whole tensor, and each layer's view of it [num_blocks, page_size, num_kv_heads, dim].
+    """
+    if len(set(shapes)) == 1:
+        # Contiguous, so that the tokens of blocks side by side are one view.
+        pages = allocate(*shapes[0])
+        return pages, [pages] * len(shapes)
+    sizes = [page_size * num_heads * dim for page_size, num_heads, dim in shapes]
+    pages = allocate(max(sizes))
+    views = [pages[:, :size].view(-1, *shape) for size, shape in zip(sizes, shapes, strict=True)]
+    return pages, views

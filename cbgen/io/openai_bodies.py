@@ -6,18 +6,31 @@ Each form has the fields that its service prints, in that order.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from cbgen.io.openai_requests import CHAT_URL
 from cbgen.io.reader import Record
-from cbgen.io.rows import Answer
+from cbgen.io.rows import Answer, Choice
 
 _CREATED = 0
 """A time would make a resumed file differ from an undisturbed one."""
 
 _NO_LOGPROB = -9999.0
 """What both services write for minus infinity, where a number must stand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionChoice:
+    """What a sample says in either form."""
+
+    text: str
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: dict[str, Any] | None
+    """In the form of the endpoint."""
+    token_ids: list[int] | None
 
 
 class Completion:
@@ -44,23 +57,25 @@ class Completion:
             "created": _CREATED,
             "model": body.get("model") or model,
         }
-        self.text = _echoed(body) + (answer.text or "")
-        self.finish_reason = answer.finish_reason
-        self.stop_reason = answer.stop_reason
         self.prompt_tokens = answer.prompt_tokens
         self.completion_tokens = answer.completion_tokens
         self.total_tokens = answer.prompt_tokens + answer.completion_tokens
         self.wants_ids: bool = token_ids or bool(body.get("return_token_ids"))
-        self.token_ids = list(answer.token_ids or ()) if self.wants_ids else None
         self.prompt_token_ids = list(answer.prompt_token_ids or ()) if self.wants_ids else None
-        self._logprobs = answer.logprobs
+        self._echo = _echoed(body)
         self._shows_ids = bool(body.get("return_tokens_as_token_ids"))
+        self.choices = [self._choice(choice) for choice in answer.choices]
 
-    def logprobs(self) -> dict[str, Any] | None:
-        """Return the log-probabilities of the generated tokens in the form of the endpoint."""
-        given = self._logprobs
-        if given is None:
-            return None
+    def _choice(self, choice: Choice) -> CompletionChoice:
+        return CompletionChoice(
+            text=self._echo + (choice.text or ""),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            logprobs=None if choice.logprobs is None else self._logprobs(choice.logprobs),
+            token_ids=list(choice.token_ids or ()) if self.wants_ids else None,
+        )
+
+    def _logprobs(self, given: Mapping[str, Any]) -> dict[str, Any]:
         tokens: list[str] = given["tokens"]
         if self._shows_ids:
             tokens = [f"token_id:{token_id}" for token_id in given["token_ids"]]
@@ -94,16 +109,12 @@ def _echoed(body: Mapping[str, Any]) -> str:
 
 def openai_body(completion: Completion) -> dict[str, Any]:
     """Return a completion as OpenAI prints it; token ids, if wanted, stand where vLLM has them."""
-    choice: dict[str, Any] = {"index": 0}
-    if completion.is_chat:
-        choice["message"] = {"role": "assistant", "content": completion.text, "refusal": None}
-    else:
-        choice["text"] = completion.text
-    choice["logprobs"] = completion.logprobs()
-    choice["finish_reason"] = completion.finish_reason
     body = {
         **completion.head,
-        "choices": [choice],
+        "choices": [
+            _openai_choice(completion, index, choice)
+            for index, choice in enumerate(completion.choices)
+        ],
         "usage": {
             "prompt_tokens": completion.prompt_tokens,
             "completion_tokens": completion.completion_tokens,
@@ -111,32 +122,34 @@ def openai_body(completion: Completion) -> dict[str, Any]:
         },
         "system_fingerprint": None,
     }
-    if completion.wants_ids:
-        choice["token_ids"] = completion.token_ids
-        place = body if completion.is_chat else choice
-        place["prompt_token_ids"] = completion.prompt_token_ids
+    if completion.wants_ids and completion.is_chat:
+        body["prompt_token_ids"] = completion.prompt_token_ids
     return body
+
+
+def _openai_choice(completion: Completion, index: int, held: CompletionChoice) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": index}
+    if completion.is_chat:
+        choice["message"] = {"role": "assistant", "content": held.text, "refusal": None}
+    else:
+        choice["text"] = held.text
+    choice["logprobs"] = held.logprobs
+    choice["finish_reason"] = held.finish_reason
+    if completion.wants_ids:
+        choice["token_ids"] = held.token_ids
+        if not completion.is_chat:
+            choice["prompt_token_ids"] = completion.prompt_token_ids
+    return choice
 
 
 def vllm_body(completion: Completion) -> dict[str, Any]:
     """Return a completion as vLLM prints it: with every field, those without a value as null."""
-    choice: dict[str, Any] = {"index": 0}
-    if completion.is_chat:
-        nulls = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
-        choice["message"] = {"role": "assistant", "content": completion.text, **nulls}
-    else:
-        choice["text"] = completion.text
-    choice["logprobs"] = completion.logprobs()
-    choice["finish_reason"] = completion.finish_reason
-    choice["stop_reason"] = completion.stop_reason
-    choice["token_ids"] = completion.token_ids
-    if not completion.is_chat:
-        choice["prompt_logprobs"] = None
-        choice["prompt_token_ids"] = completion.prompt_token_ids
-    choice |= {"routed_experts": None, "weight_versions": None}
     body = {
         **completion.head,
-        "choices": [choice],
+        "choices": [
+            _vllm_choice(completion, index, choice)
+            for index, choice in enumerate(completion.choices)
+        ],
         "service_tier": None,
         "system_fingerprint": None,
         "usage": {
@@ -152,3 +165,20 @@ def vllm_body(completion: Completion) -> dict[str, Any]:
         body["prompt_token_ids"] = completion.prompt_token_ids
         body["prompt_text"] = None
     return body | dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
+
+
+def _vllm_choice(completion: Completion, index: int, held: CompletionChoice) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": index}
+    if completion.is_chat:
+        nulls = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+        choice["message"] = {"role": "assistant", "content": held.text, **nulls}
+    else:
+        choice["text"] = held.text
+    choice["logprobs"] = held.logprobs
+    choice["finish_reason"] = held.finish_reason
+    choice["stop_reason"] = held.stop_reason
+    choice["token_ids"] = held.token_ids
+    if not completion.is_chat:
+        choice["prompt_logprobs"] = None
+        choice["prompt_token_ids"] = completion.prompt_token_ids
+    return choice | {"routed_experts": None, "weight_versions": None}

@@ -167,6 +167,8 @@ def _param(record: Record, error: RowError) -> str | None:
     """Return the field that an error is about; what the prompt turns out to be is its field's."""
     if isinstance(error, BodyError):
         return error.param
+    if error.code == "invalid_generation_config":
+        return "n"  # every other field is checked with the body; n asks for sampling as well
     if error.code not in _PROMPT_CODES or record.columns is None:
         return None
     return "messages" if record.columns.get("url") == CHAT_URL else "prompt"

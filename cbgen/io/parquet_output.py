@@ -28,7 +28,8 @@ _OWN = "own"  # the type of cbgen's own fields while types are collected
 _IS_JSON = {b"cbgen": b"json"}
 _FIRST = ("id", "index")
 _LAST = ("text", "finish_reason", "stop_reason", "usage", "logprobs", "error")
-_OPTIONAL = ("token_ids", "prompt_token_ids", "reasoning", "valid")
+_OPTIONAL = ("choices", "token_ids", "prompt_token_ids", "reasoning", "valid")
+_CHOICE_FIELDS = ("text", "finish_reason", "stop_reason", "logprobs", "token_ids")
 
 
 def write_parquet(file: OutputFile, lines: Callable[[], Iterator[bytes]]) -> None:
@@ -160,6 +161,8 @@ def _own_type(name: str) -> Any:  # noqa: ANN401
         )
     if name in ("token_ids", "prompt_token_ids"):
         return arrow.list_(number)
+    if name == "choices":
+        return arrow.list_(arrow.struct([(held, _own_type(held)) for held in _CHOICE_FIELDS]))
     return {"index": number, "valid": arrow.bool_()}.get(name, text)
 
 
@@ -172,6 +175,8 @@ def _storable(row: dict[str, Any], types: dict[str, ColumnType]) -> dict[str, An
             row[name] = encode_value(value)
         elif name in ("id", "stop_reason") and types[name] in ("text", _OWN):
             row[name] = str(value)
+        elif name == "choices" and types[name] == _OWN:
+            row[name] = [_storable(choice, dict.fromkeys(choice, _OWN)) for choice in value]
     return row
 
 

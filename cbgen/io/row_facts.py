@@ -22,8 +22,8 @@ class RowFacts:
     """Facts of one row."""
 
     index: int
-    finish_reason: str
-    """One of FINISH_REASONS, or what another version wrote."""
+    finish_reasons: tuple[str, ...]
+    """How each of its samples ended: of FINISH_REASONS, or what another version wrote."""
     error_code: str | None = None
     """Set where the row failed."""
     prompt_tokens: int = 0
@@ -40,13 +40,16 @@ def read_facts(line: bytes) -> RowFacts | None:
         return None
     if "custom_id" in row and "response" in row:
         return _batch_line_facts(row)
-    index, reason = row.get("index"), row.get("finish_reason")
-    if type(index) is not int or index < 0 or not isinstance(reason, str):
+    index, choices = row.get("index"), row.get("choices")
+    if type(index) is not int or index < 0:
+        return None
+    reasons = _reasons([row] if choices is None else choices)  # a parquet file has both columns
+    if not all(isinstance(reason, str) for reason in reasons):
         return None
     error = row.get("error")
     if error is not None:
-        return RowFacts(index, "error", _code(error))
-    return RowFacts(index, reason, None, *_tokens(row))
+        return _failed(index, error)
+    return RowFacts(index, reasons, None, *_tokens(row))
 
 
 def _batch_line_facts(row: Mapping[str, Any]) -> RowFacts | None:
@@ -58,10 +61,19 @@ def _batch_line_facts(row: Mapping[str, Any]) -> RowFacts | None:
     body = _object(response.get("body"))
     error = row.get("error") or body.get("error")
     if error is not None or response.get("status_code") != 200:
-        return RowFacts(index, "error", _code(error))
-    choices = body.get("choices")
-    reason = _object(choices[0]).get("finish_reason") if isinstance(choices, list) else None
-    return RowFacts(index, str(reason), None, *_tokens(body))
+        return _failed(index, error)
+    reasons = (str(reason) for reason in _reasons(body.get("choices")))
+    return RowFacts(index, tuple(reasons), None, *_tokens(body))
+
+
+def _failed(index: int, error: object) -> RowFacts:
+    return RowFacts(index, ("error",), _code(error))
+
+
+def _reasons(choices: object) -> tuple[Any, ...]:
+    """Return the finish reason of each choice; one that is None where there are no choices."""
+    held = choices if isinstance(choices, list) and choices else [None]
+    return tuple(_object(choice).get("finish_reason") for choice in held)
 
 
 def _tokens(holder: Mapping[str, Any]) -> tuple[int, int]:

@@ -24,19 +24,33 @@ _MASKED_LOGPROB = -1e30  # what engines put in place of minus infinity lies belo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What was generated for one row."""
+class Choice:
+    """One sample of an answer."""
 
     text: str | None
     finish_reason: str
     stop_reason: str | int | None = None
-    prompt_tokens: int
     completion_tokens: int
     logprobs: dict[str, Any] | None = None
     """As `logprobs_object` builds it."""
     token_ids: Sequence[int] | None = None
-    """Written only where it is not None, as are the ids of the prompt."""
+    """Written only where it is not None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was generated for one row."""
+
+    choices: Sequence[Choice]
+    """The samples in their order, at least one."""
+    prompt_tokens: int
     prompt_token_ids: Sequence[int] | None = None
+    """Written only where it is not None."""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all samples."""
+        return sum(choice.completion_tokens for choice in self.choices)
 
 
 class OutputRows:
@@ -60,22 +74,29 @@ class OutputRows:
         self._plan: list[tuple[str, str]] = []
 
     def answer(self, record: Record, answer: Answer) -> dict[str, Any]:
-        """Return the row of a record that was answered."""
+        """Return the row of a record that was answered.
+
+        A single sample's fields stand in the row itself, those of several in its `choices`.
+        """
         row = self._begin(record)
-        row["text"] = answer.text
-        row["finish_reason"] = answer.finish_reason
-        row["stop_reason"] = answer.stop_reason
-        row["usage"] = {
+        usage = {
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
         }
-        row["logprobs"] = answer.logprobs
+        token_ids: dict[str, Any] = {}
         if answer.prompt_token_ids is not None:
-            row["prompt_token_ids"] = list(answer.prompt_token_ids)
-        if answer.token_ids is not None:
-            row["token_ids"] = list(answer.token_ids)
-        row["error"] = None
-        return row
+            token_ids["prompt_token_ids"] = list(answer.prompt_token_ids)
+        if len(answer.choices) > 1:
+            row["choices"] = [_choice_fields(choice) for choice in answer.choices]
+            row["usage"] = usage
+        else:
+            choice = _choice_fields(answer.choices[0])
+            for name in ("text", "finish_reason", "stop_reason"):
+                row[name] = choice.pop(name)
+            row["usage"] = usage
+            row["logprobs"] = choice.pop("logprobs")
+            token_ids |= choice
+        return {**row, **token_ids, "error": None}
 
     def failure(self, record: Record, error: RowError) -> dict[str, Any]:
         """Return the row of a record that could not be answered; it carries the same columns."""
@@ -114,6 +135,18 @@ class OutputRows:
         if self._columns == "all":
             return [name for name in columns if name not in _NOT_CARRIED]
         return [name for name in dict.fromkeys(self._columns) if name in columns and name != "id"]
+
+
+def _choice_fields(choice: Choice) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "text": choice.text,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "logprobs": choice.logprobs,
+    }
+    if choice.token_ids is not None:
+        fields["token_ids"] = list(choice.token_ids)
+    return fields
 
 
 def _output_name(name: str, columns: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,7 +11,7 @@ from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
 from cbgen.errors import RowError
 from cbgen.io.openai_responses import CANCELLED, RowDialect
 from cbgen.io.reader import Record
-from cbgen.io.rows import Answer, logprobs_object
+from cbgen.io.rows import Answer, Choice, logprobs_object
 from cbgen.job.generation import RowGeneration
 
 
@@ -40,37 +40,49 @@ class AnswerBuilder:
         return self._dialects[record.dialect].failure(record, error)
 
     def answer(
-        self, record: Record, output: GenerationOutput, generation: RowGeneration
+        self, record: Record, outputs: Sequence[GenerationOutput], generation: RowGeneration
     ) -> dict[str, Any]:
         """Return the row of an answered record.
 
+        Args:
+            record: the record.
+            outputs: one for each sample, in their order.
+            generation: the settings of the row.
+
         Raises:
-            RowError: the request failed in the engine.
+            RowError: a request failed in the engine; of several the first sample's error counts.
         """
-        if output.status is RequestStatus.FAILED:
-            assert output.error is not None, "a failed request says why"
-            code = output.error_code or "engine_error"
-            is_engines = code in ("engine_error", "non_finite_logits")  # no fault of the request
-            raise RowError(
-                code, output.error, type="engine_error" if is_engines else "invalid_request"
-            )
-        if output.status is RequestStatus.CANCELLED and record.dialect is not None:
+        for output in outputs:
+            if output.status is RequestStatus.FAILED:
+                raise _failure_of(output)
+        is_cut_short = any(output.status is RequestStatus.CANCELLED for output in outputs)
+        if is_cut_short and record.dialect is not None:
             raise RowError(CANCELLED, "the run ended before the answer did", type="engine_error")
-        assert output.finish_reason is not None, "an answered request has ended"
-        token_ids = output.generated_tokens
         gives_ids = self._token_ids or record.dialect is not None  # its body may ask for them
+        prompt_ids = outputs[0].prompt_ids
         return self._dialects[record.dialect].answer(
             record,
             Answer(
-                text=self._decode(token_ids, generation.skip_special_tokens),
-                finish_reason=output.finish_reason.value,
-                stop_reason=_stop_reason(output, generation),
-                prompt_tokens=len(output.prompt_ids),
-                completion_tokens=len(token_ids),
-                logprobs=self._logprobs(output) if generation.params.logprobs is not None else None,
-                token_ids=token_ids if gives_ids else None,
-                prompt_token_ids=output.prompt_ids if gives_ids else None,
+                choices=[
+                    self._choice(output, generation, gives_ids=gives_ids) for output in outputs
+                ],
+                prompt_tokens=len(prompt_ids),
+                prompt_token_ids=prompt_ids if gives_ids else None,
             ),
+        )
+
+    def _choice(
+        self, output: GenerationOutput, generation: RowGeneration, *, gives_ids: bool
+    ) -> Choice:
+        assert output.finish_reason is not None, "an answered request has ended"
+        token_ids = output.generated_tokens
+        return Choice(
+            text=self._decode(token_ids, generation.skip_special_tokens),
+            finish_reason=output.finish_reason.value,
+            stop_reason=_stop_reason(output, generation),
+            completion_tokens=len(token_ids),
+            logprobs=self._logprobs(output) if generation.params.logprobs is not None else None,
+            token_ids=token_ids if gives_ids else None,
         )
 
     def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str | None:
@@ -87,6 +99,13 @@ class AnswerBuilder:
         return logprobs_object(
             tokens=tokens, token_ids=output.generated_tokens, logprobs=output.logprobs
         )
+
+
+def _failure_of(output: GenerationOutput) -> RowError:
+    assert output.error is not None, "a failed request says why"
+    code = output.error_code or "engine_error"
+    is_engines = code in ("engine_error", "non_finite_logits")  # no fault of the request
+    return RowError(code, output.error, type="engine_error" if is_engines else "invalid_request")
 
 
 def _stop_reason(output: GenerationOutput, generation: RowGeneration) -> int | None:

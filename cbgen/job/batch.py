@@ -7,8 +7,10 @@
                                                     |
                                        rows(), on the caller's thread
 
-A row is in flight from its preparation until its output row is given out; the number of these is
-bounded, and so is the number of records read ahead, so memory does not grow with the file. Each
+A row is in flight from its preparation until its output row is given out, and has a request for
+each of its samples. The number of requests that run or wait is bounded (by one group of rows more
+than was asked for, since how many samples a row wants is known once it is prepared), and so is the
+number of records read ahead, so memory does not grow with the file. Each
 thread hands over groups of what is there, and none waits for a full group: rows of a slow pipe are
 answered as they come.
 """
@@ -22,11 +24,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cbgen.engine.events import StepStats
-from cbgen.engine.request import GenerationOutput, Request, RequestStatus
+from cbgen.engine.request import GenerationOutput, Request
 from cbgen.errors import EngineError, RowError, UsageError
 from cbgen.io.reader import Record
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.channel import Channel, ChannelClosed
+from cbgen.job.in_flight import EndedRow, RowsInFlight
 from cbgen.job.prepare import PreparedRow, Preparer
 from cbgen.job.slots import Slots
 from cbgen.job.statistics import JobStatistics
@@ -42,6 +45,9 @@ class EngineService(Protocol):
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests; each ends in exactly one output at the sink."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with what it has; one that has ended or is unknown is left alone."""
 
     def wind_down(self, deadline: float) -> None:
         """Cancel what waits now, and what still runs at `deadline` of `time.monotonic()`."""
@@ -86,7 +92,7 @@ class BatchJob:
         engine: runs requests; its sink is `results`.
         results: where outputs arrive.
         statistics: is kept up to date.
-        max_in_flight: rows that may be in flight at once.
+        max_in_flight: requests that may be in flight at once, and rows.
     """
 
     def __init__(
@@ -106,7 +112,7 @@ class BatchJob:
         self._statistics = statistics
         self._records: Channel[Record] = Channel(capacity=max_in_flight)
         self._slots = Slots(max_in_flight)
-        self._in_flight: dict[str, PreparedRow] = {}
+        self._in_flight = RowsInFlight(engine.cancel)
         self._num_records: int | None = None  # known once the input has ended
         self._stops_early = False
         self._is_complete = False
@@ -156,12 +162,14 @@ class BatchJob:
                     if isinstance(item, _InputEnd):
                         num_rows, failure = item.num_rows, item.failure
                         continue
-                    if self._is_dropped(item):
+                    ended = self._ended(item)
+                    if ended is not None and self._stops_early and ended.was_cut_short:
                         num_dropped += 1
                         continue
-                    yield self._finish(item)
-                    num_given += 1
-                    self._slots.release()
+                    if ended is not None:
+                        yield self._finish(ended)
+                        num_given += 1
+                    self._slots.release()  # that of the row, or of a sample before its last one
             if failure is not None:
                 raise failure
             self._is_complete = num_given == self._num_records
@@ -215,38 +223,39 @@ class BatchJob:
             if not records or self._stops_early:
                 break
             num_rows += len(records)
-            requests = []
-            for row in self._preparer.prepare(records):
-                if row.request is None:
+            rows = self._preparer.prepare(records)
+            for row in rows:
+                if row.error is not None:
                     self._results.put(row)
                 else:
-                    self._in_flight[row.request.request_id] = row
-                    requests.append(row.request)
+                    self._in_flight.add(row)
+            requests = self._preparer.submission(rows)
             if requests:
+                num_ready = sum(row.error is None for row in rows)
+                self._slots.take_more(len(requests) - num_ready)  # each row has one already
                 self._engine.submit(requests)
         self._results.put(_InputEnd(num_rows, failure))
 
-    def _is_dropped(self, item: GenerationOutput | PreparedRow) -> bool:
-        """Whether an early stop took the row away from the engine."""
-        if not self._stops_early or isinstance(item, PreparedRow):
-            return False
-        return item.status is RequestStatus.CANCELLED
+    def _ended(self, item: GenerationOutput | PreparedRow) -> EndedRow | None:
+        """Return the row that an item completes, None where samples of it are missing."""
+        return EndedRow(item) if isinstance(item, PreparedRow) else self._in_flight.take(item)
 
-    def _finish(self, item: GenerationOutput | PreparedRow) -> tuple[int, dict[str, Any]]:
+    def _finish(self, ended: EndedRow) -> tuple[int, dict[str, Any]]:
         statistics = self._statistics
-        row = item if isinstance(item, PreparedRow) else self._in_flight.pop(item.request_id)
+        row, outputs = ended.row, ended.outputs
         record = row.record
         statistics.has_batch_lines |= record.dialect is not None
         try:
-            if isinstance(item, PreparedRow):
-                assert item.error is not None, "a row without a request has an error"
-                raise item.error
-            assert row.generation is not None, "a row with a request has its settings"
-            output_row = self._answers.answer(record, item, row.generation)
+            if row.error is not None:
+                raise row.error
+            assert row.generation is not None, "a row with requests has its settings"
+            output_row = self._answers.answer(record, outputs, row.generation)
         except RowError as error:
             statistics.count_failure(error.code)
             return record.index, self._answers.failure(record, error)
         statistics.count_answer(
-            str(item.finish_reason), len(item.prompt_ids), len(item.generated_tokens)
+            [str(output.finish_reason) for output in outputs],
+            prompt_tokens=len(outputs[0].prompt_ids),
+            completion_tokens=sum(len(output.generated_tokens) for output in outputs),
         )
         return record.index, output_row

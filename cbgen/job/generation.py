@@ -12,7 +12,16 @@ from typing import Any, Literal
 
 from cbgen.engine.sampling.params import SamplingParams, derive_seed
 from cbgen.errors import RowError, UsageError
-from cbgen.recipe.generation import FieldError, check_generation_fields
+from cbgen.recipe.generation import FieldError, check_generation_fields, greedy_samples
+from cbgen.recipe.schema import GENERATION_SECTION
+
+_SHOWN_WHERE_GIVEN = (
+    "stop_token_ids",
+    "ignore_eos",
+    "max_new_tokens",
+    "max_length",
+    "num_return_sequences",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,9 @@ class RowGeneration:
     """What one row asked for, resolved."""
 
     params: SamplingParams
+    """Of its first answer; the others differ in the seed alone."""
+    sample_seeds: tuple[int, ...]
+    """A seed for each of its answers, beginning with that of `params`."""
     eos_token_ids: frozenset[int]
     """The stop tokens that are ends of sequence; others are reported as the stop reason."""
     skip_special_tokens: bool
@@ -39,7 +51,8 @@ class GenerationSettings:
         logprobs_mode: which those rows get that want some.
 
     Raises:
-        UsageError: the model's own settings hold something that is not supported.
+        UsageError: the model's own settings hold something that is not supported, or several
+            samples are asked for and nothing is sampled.
     """
 
     def __init__(
@@ -59,6 +72,10 @@ class GenerationSettings:
         self._logprobs = logprobs
         self._logprobs_mode = logprobs_mode
         self._shared = self._merge({})
+        try:
+            self._resolve(self._shared, "", {}, None)
+        except FieldError as error:
+            raise UsageError(f"{GENERATION_SECTION}.{error}") from error
 
     def for_row(
         self, row_id: str, given: Mapping[str, Any] | None, *, logprobs: bool | None = None
@@ -96,7 +113,7 @@ class GenerationSettings:
             sorted(self._eos_token_ids if eos is None else _as_set(eos)),
             "model" if eos is None else self._origin("eos_token_id"),
         )
-        for name in ("stop_token_ids", "ignore_eos", "max_new_tokens", "max_length"):
+        for name in _SHOWN_WHERE_GIVEN:
             if name in merged:
                 shown[name] = self._with_origin(name, merged)
         if samples:
@@ -135,23 +152,36 @@ class GenerationSettings:
         eos_token_ids = self._eos_token_ids if eos is None else _as_set(eos)
         if merged.get("ignore_eos"):
             eos_token_ids = frozenset()
-        seed = row.get("seed")
+        count = merged.get("num_return_sequences", 1)
+        seeds = self._sample_seeds(row_id, row.get("seed"), count)
         params = SamplingParams(
             temperature=merged.get("temperature", 1.0) if samples else 0.0,
             top_k=merged.get("top_k", 0),
             top_p=merged.get("top_p", 1.0),
             min_p=merged.get("min_p", 0.0),
-            seed=derive_seed(self._run_seed, row_id) if seed is None else seed,
+            seed=seeds[0],
             max_new_tokens=merged.get("max_new_tokens"),
             stop_token_ids=eos_token_ids | frozenset(merged.get("stop_token_ids", ())),
             logprobs=logprobs,
         )
+        if count > 1 and params.is_greedy:
+            raise greedy_samples(count)
         return RowGeneration(
             params=params,
+            sample_seeds=seeds,
             eos_token_ids=eos_token_ids,
             skip_special_tokens=merged.get("skip_special_tokens", True),
             max_length=merged.get("max_length"),
         )
+
+    def _sample_seeds(self, row_id: str, own: int | None, count: int) -> tuple[int, ...]:
+        """Return a seed for each answer of a row; the first does not depend on their number.
+
+        Answers of a row with a seed of its own depend on that seed and not on the id.
+        """
+        if own is None:
+            return tuple(derive_seed(self._run_seed, row_id, index) for index in range(count))
+        return (own, *(derive_seed(own, "", index) for index in range(1, count)))
 
     def _origin(self, name: str) -> str:
         for level, origin in ((self._recipe, "recipe"), (self._model, "model")):

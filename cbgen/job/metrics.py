@@ -47,7 +47,11 @@ def _counters(statistics: JobStatistics) -> list[tuple[str, str, str, Samples]]:
                 'result="resumed"': statistics.rows_resumed,
             },
         ),
-        ("rows_finished", "Rows by finish reason.", _by("reason", statistics.finish_reasons)),
+        (
+            "answers_finished",
+            "Answers by finish reason, each sample of a row for itself; failed rows as error.",
+            _by("reason", statistics.finish_reasons),
+        ),
         ("row_errors", "Failed rows by error code.", _by("code", statistics.errors)),
         (
             "tokens",

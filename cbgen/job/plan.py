@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cbgen.engine.build import PlannedEngine, plan_engine, scheduler_limits
-from cbgen.engine.plan import cache_bytes, working_bytes
+from cbgen.engine.cache.groups import AttentionSpan
+from cbgen.engine.config import WorkloadHints
+from cbgen.engine.plan import EnginePlan, memory_parts
 from cbgen.io.identity import IdIndex
 from cbgen.io.inputs import Inputs
 from cbgen.io.openai_requests import InputFormat, identify
@@ -34,13 +36,13 @@ class JobPlan:
         self.summary: dict[str, Any] = {
             "model": _model(planned),
             **_rows(survey),
-            "requests_at_once": _requests_at_once(planned, survey),
-            "cache": {
-                "blocks": planned.plan.num_blocks,
-                "page_size": planned.plan.page_size,
-                "tokens": planned.plan.cache_tokens,
-            },
+            "workload": None if survey is None else _workload(planned.plan, survey),
+            "requests_at_once": _requests_at_once(planned.plan, survey),
+            "cache": _cache(planned.plan),
+            "groups": _groups(planned),
+            "host_pool": _host_pool(planned.plan),
             "memory": _memory(planned),
+            "warnings": list(planned.plan.warnings),
             "decisions": {
                 item.name: {"value": item.value, "reason": item.origin} for item in settings
             },
@@ -105,29 +107,97 @@ def _rows(survey: RowSurvey | None) -> dict[str, Any]:
     }
 
 
-def _requests_at_once(planned: PlannedEngine, survey: RowSurvey | None) -> dict[str, int]:
-    """Return how many requests the cache holds at their full length, for three lengths."""
-    plan = planned.plan
+def _workload(plan: EnginePlan, survey: RowSurvey) -> dict[str, int]:
+    """Return what the rows ask for, and the blocks of the whole model that they can make use of."""
+    hints = _hints(survey)
+    longest = plan.cache_shape.blocks_for(max(0, survey.longest_tokens - 1))
+    at_once = min(plan.max_requests, hints.num_requests)
+    return {
+        "max_prompt_length": hints.max_prompt_length,
+        "max_generated_length": hints.max_generated_length,
+        "num_requests": hints.num_requests,
+        "useful_blocks": -(-at_once * longest // len(plan.groups)),
+    }
 
-    def fitting(blocks: float) -> int:
-        return min(plan.max_requests, int(plan.num_blocks / max(1.0, blocks)))
 
-    longest = min(plan.max_context, plan.cache_tokens)
-    at_once = {"at_most": plan.max_requests, "of_full_context": fitting(longest / plan.page_size)}
+def _hints(survey: RowSurvey) -> WorkloadHints:
+    return WorkloadHints(
+        max_prompt_length=max(survey.prompt_lengths, default=0),
+        max_generated_length=survey.longest_answer,
+        num_requests=survey.requests,
+    )
+
+
+def _requests_at_once(plan: EnginePlan, survey: RowSurvey | None) -> dict[str, int]:
+    """Return how many requests the cache holds at their full length, for three lengths.
+
+    Layers with a window need no more than its blocks; what requests share is not taken off.
+    """
+    shape = plan.cache_shape
+
+    def fitting(num_pages: float) -> int:
+        blocks = shape.blocks_for_pages(max(1.0, num_pages))
+        return min(plan.max_requests, int(plan.num_pool_blocks / blocks))
+
+    at_once = {"at_most": plan.max_requests, "of_full_context": fitting(plan.table_blocks)}
     if survey is not None and survey.good_rows:
-        at_once["of_average_length"] = fitting(survey.blocks / survey.good_rows)
+        at_once["of_average_length"] = fitting(survey.blocks / survey.requests)
         at_once["of_longest"] = fitting(-(-(survey.longest_tokens - 1) // plan.page_size))
     return at_once
 
 
+def _cache(plan: EnginePlan) -> dict[str, Any]:
+    return {
+        "blocks": plan.num_blocks,
+        "page_size": plan.page_size,
+        "tokens": plan.num_blocks * plan.page_size,
+        "pool_blocks": plan.num_pool_blocks,
+        "block_bytes": plan.block_bytes,
+        "longest_request": min(plan.max_context, plan.cache_tokens),
+        "shares_prefixes": plan.shares_prefixes,
+    }
+
+
+def _groups(planned: PlannedEngine) -> list[dict[str, Any]]:
+    """Return the kinds of attention layers: each has one layer group or several."""
+    plan = planned.plan
+    itemsize = planned.plan_facts.cache_itemsize
+    kinds: dict[AttentionSpan, dict[str, Any]] = {}
+    for group, most in zip(plan.groups, plan.cache_shape.most_blocks, strict=True):
+        if not group.layers:
+            continue
+        pages = [layer.page_bytes(plan.page_size, itemsize) for layer in group.layers]
+        kind = kinds.setdefault(group.span, _kind(group.span, most))
+        kind["groups"] += 1
+        kind["layers"] += len(group.layers)
+        kind["page_bytes"] = max(kind["page_bytes"], *pages)
+    return list(kinds.values())
+
+
+def _kind(span: AttentionSpan, most_blocks: int | None) -> dict[str, Any]:
+    name = "full" if span.is_full else "sliding" if span.window is not None else "chunked"
+    return {
+        "attention": name,
+        "window": span.window if span.window is not None else span.chunk,
+        "layers": 0,
+        "groups": 0,
+        "page_bytes": 0,
+        "most_blocks_per_request": most_blocks,
+    }
+
+
+def _host_pool(plan: EnginePlan) -> dict[str, int]:
+    return {"blocks": plan.num_host_blocks, "bytes": plan.num_host_blocks * plan.block_bytes}
+
+
 def _memory(planned: PlannedEngine) -> dict[str, int]:
-    """Return bytes by part."""
-    plan, numbers = planned.plan, planned.plan_facts
+    """Return bytes by part of the device's memory; on a CPU the host pool is one of them."""
     parts = {
         "weights": planned.facts.weight_bytes,
-        "cache": cache_bytes(plan, numbers),
-        "logits_and_activations": working_bytes(plan.max_requests, plan.max_batch_tokens, numbers),
+        **memory_parts(planned.plan, planned.plan_facts),
     }
+    if planned.facts.device.type != "cpu":
+        del parts["host_pool"]
     return {
         **parts,
         "left_free": planned.free_bytes - sum(parts.values()),
@@ -140,8 +210,8 @@ def _estimate(planned: PlannedEngine, survey: RowSurvey) -> dict[str, int]:
     plan = planned.plan
     steps = 0
     if survey.good_rows:
-        at_once = _requests_at_once(planned, survey)["of_average_length"]
-        running = max(1, min(survey.good_rows, at_once))
+        at_once = _requests_at_once(plan, survey)["of_average_length"]
+        running = max(1, min(survey.requests, at_once))
         prefill = -(-survey.prompt_tokens // plan.max_batch_tokens)
         steps = prefill + max(survey.longest_answer, -(-survey.completion_tokens // running))
     return {

@@ -48,5 +48,6 @@ def make_preparation(
         cache_tokens=plan.cache_tokens,
         max_prompt=recipe.prompt.max_length,
         truncates=recipe.prompt.truncation != "error",
+        shares_prefixes=recipe.continuous_batching.allow_block_sharing,
     )
     return Preparation(preparer, renderer, generation)

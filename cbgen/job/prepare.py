@@ -13,14 +13,16 @@ from cbgen.io.reader import Record
 from cbgen.io.template import Template
 from cbgen.job.generation import GenerationSettings, RowGeneration
 from cbgen.job.rendering import Renderer
+from cbgen.job.samples import in_prefix_order, request_ids
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRow:
-    """A row on its way: a request for the engine, or the error that it ends with."""
+    """A row on its way: requests for the engine, or the error that it ends with."""
 
     record: Record
-    request: Request | None = None
+    requests: tuple[Request, ...] = ()
+    """One for each sample; they differ in id and seed alone."""
     generation: RowGeneration | None = None
     error: RowError | None = None
 
@@ -35,6 +37,8 @@ class Preparer:
         max_context: tokens that prompt and answer may have together, by the model.
         cache_tokens: tokens that the cache holds; one more may be generated.
         max_prompt: the recipe's bound of a prompt, if it sets one.
+        truncates: whether longer prompts are cut.
+        shares_prefixes: whether requests with a common prefix shall run side by side.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Preparer:
         cache_tokens: int,
         max_prompt: int | None,
         truncates: bool,
+        shares_prefixes: bool,
     ) -> None:
         self._renderer = renderer
         self._settings = settings
@@ -55,6 +60,7 @@ class Preparer:
         self._max_tokens = min(max_context, cache_tokens + 1)
         self._max_prompt = max_prompt
         self._truncates = truncates
+        self._shares_prefixes = shares_prefixes
 
     def prepare(self, records: Sequence[Record]) -> list[PreparedRow]:
         """Return a prepared row for each record, in order."""
@@ -67,6 +73,12 @@ class Preparer:
             else self._finish(record, item, next(token_ids))
             for record, item in zip(records, parsed, strict=True)
         ]
+
+    def submission(self, rows: Sequence[PreparedRow]) -> list[Request]:
+        """Return the requests of prepared rows in the order in which they shall be submitted."""
+        if self._shares_prefixes:
+            return in_prefix_order(row.requests for row in rows if row.requests)
+        return [request for row in rows for request in row.requests]
 
     def _parse(self, record: Record) -> Prompt | RowError:
         try:
@@ -88,7 +100,12 @@ class Preparer:
             params = generation.params
             if generation.max_length is not None:
                 params = replace(params, max_new_tokens=_left_of(generation.max_length, token_ids))
-            return PreparedRow(record, Request(row_id, token_ids, params), generation)
+            seeds = generation.sample_seeds
+            requests = (
+                Request(request_id, token_ids, replace(params, seed=seed))
+                for request_id, seed in zip(request_ids(row_id, len(seeds)), seeds, strict=True)
+            )
+            return PreparedRow(record, tuple(requests), generation)
         except RowError as error:
             return PreparedRow(record, error=error)
 

@@ -76,11 +76,11 @@ def earlier_rows(
     def position(facts: RowFacts) -> int | None:
         place = shard.position(facts.index)
         is_same = shard.takes(facts.index) and place < run.num_known and place not in changed
-        return place if is_same and facts.finish_reason not in options.retry else None
+        return place if is_same and options.retry.isdisjoint(facts.finish_reasons) else None
 
     def count(facts: RowFacts) -> None:
         tokens = facts.prompt_tokens, facts.completion_tokens
-        statistics.count_resumed(facts.finish_reason, facts.error_code, tokens)
+        statistics.count_resumed(facts.finish_reasons, facts.error_code, tokens)
 
     return EarlierRows(options.output, order=recipe.output.order, position=position, on_kept=count)
 

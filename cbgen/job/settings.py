@@ -44,12 +44,25 @@ def effective_settings(
         _planned(recipe, plan, f"{batching}.num_blocks", plan.num_blocks),
         _planned(recipe, plan, f"{batching}.max_batch_tokens", plan.max_batch_tokens),
         _planned(recipe, plan, f"{batching}.max_requests_per_batch", plan.max_requests),
+        _planned(recipe, plan, f"{batching}.allow_block_sharing", plan.shares_prefixes),
         _planned(recipe, plan, f"{batching}.scheduler_type", plan.scheduler_type),
         _planned(recipe, plan, f"{batching}.safety_margin", plan.safety_margin),
+        _planned(recipe, plan, f"{batching}.cpu_offload_space", _offload_gib(plan)),
+        _planned(
+            recipe,
+            plan,
+            f"{batching}.max_queue_size",
+            recipe.continuous_batching.max_queue_size,
+        ),
         Setting("max_context", plan.max_context, plan.reasons["max_context"]),
         _decided(recipe, "output.order", recipe.output.order, recipe.output.order),
     ]
     return settings
+
+
+def _offload_gib(plan: EnginePlan) -> float:
+    """Return the size of the host pool as a recipe has it, to three digits."""
+    return float(f"{plan.num_host_blocks * plan.block_bytes / 2**30:.3g}")
 
 
 def _decided(recipe: Recipe, key: str, value: object, given: object) -> Setting:

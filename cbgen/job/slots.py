@@ -16,13 +16,22 @@ class Slots:
     def acquire(self, most: int) -> int:
         """Take up to `most` places, waiting for the first; 0 once the slots are closed."""
         with self._changed:
-            while self._free == 0 and not self._is_closed:
+            while self._free <= 0 and not self._is_closed:
                 self._changed.wait()
             if self._is_closed:
                 return 0
             taken = min(self._free, most)
             self._free -= taken
             return taken
+
+    def take_more(self, count: int) -> None:
+        """Take places without waiting, even if there are none.
+
+        `acquire` then waits until as many are free again; so what is known too late to be waited
+        for delays what comes after it.
+        """
+        with self._changed:
+            self._free -= count
 
     def release(self, count: int = 1) -> None:
         """Give places back."""

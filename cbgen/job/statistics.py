@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cbgen.engine.events import StepStats
@@ -11,13 +12,14 @@ from cbgen.engine.events import StepStats
 
 @dataclass(slots=True)
 class RowCounts:
-    """How rows ended."""
+    """How rows ended. A row of several samples is one row with several answers."""
 
     rows_answered: int = 0
     rows_failed: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
+    """Answers by finish reason, each sample of a row for itself, and failed rows as `error`."""
     errors: Counter[str] = field(default_factory=Counter)
     """Failed rows by error code."""
 
@@ -26,10 +28,17 @@ class RowCounts:
         """Rows that have their output row."""
         return self.rows_answered + self.rows_failed
 
-    def count_answer(self, reason: str, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count a row that was answered."""
+    @property
+    def num_answers(self) -> int:
+        """Answers of all rows: as many as answered rows where each has one sample."""
+        return self.finish_reasons.total() - self.finish_reasons["error"]
+
+    def count_answer(
+        self, reasons: Iterable[str], *, prompt_tokens: int, completion_tokens: int
+    ) -> None:
+        """Count a row that was answered; `reasons` has the finish reason of each of its samples."""
         self.rows_answered += 1
-        self.finish_reasons[reason] += 1
+        self.finish_reasons.update(reasons)
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
 
@@ -72,13 +81,16 @@ class JobStatistics(RowCounts):
             return 0.0
         return (self.run_ended or time.monotonic()) - self.run_started
 
-    def count_resumed(self, reason: str, error_code: str | None, tokens: tuple[int, int]) -> None:
+    def count_resumed(
+        self, reasons: Iterable[str], error_code: str | None, tokens: tuple[int, int]
+    ) -> None:
         """Count a row that an earlier run had answered, with its prompt and completion tokens."""
         self.rows_resumed += 1
         if error_code is not None:
             self.resumed.count_failure(error_code)
         else:
-            self.resumed.count_answer(reason, *tokens)
+            prompt, completion = tokens
+            self.resumed.count_answer(reasons, prompt_tokens=prompt, completion_tokens=completion)
 
     def total(self) -> RowCounts:
         """Return the counts of this run and of the rows that an earlier one had answered."""

@@ -35,6 +35,8 @@ class RowSurvey:
     cache_tokens: int
     page_size: int
     rows: int = 0
+    requests: int = 0
+    """Requests of good rows, one for each sample."""
     errors: Counter[str] = field(default_factory=Counter)
     """Bad rows by error code."""
     examples: list[dict[str, str]] = field(default_factory=list)
@@ -51,7 +53,7 @@ class RowSurvey:
     may_outgrow_cache: int = 0
     """Good rows that fail if their answer reaches its limit: the whole cache is too small."""
     blocks: int = 0
-    """Cache blocks of all requests at their full length."""
+    """Cache blocks of all requests at their full length, none of them shared."""
 
     @property
     def good_rows(self) -> int:
@@ -74,12 +76,13 @@ class RowSurvey:
             for row in preparer.prepare(group):
                 self.rows += 1
                 error = row.error
-                if row.request is not None:
-                    error = refusal(row.request, self.limits, self.cache_tokens, is_duplicate=False)
+                if row.requests:
+                    first = row.requests[0]
+                    error = refusal(first, self.limits, self.cache_tokens, is_duplicate=False)
                 if error is not None:
                     self._count_bad(row.record, error)
-                elif row.request is not None:
-                    self._count_good(row.request)
+                else:
+                    self._count_good(row.requests[0], len(row.requests))
 
     def _count_bad(self, record: Record, error: RowError) -> None:
         self.errors[error.code] += 1
@@ -87,15 +90,17 @@ class RowSurvey:
             message = error.message.removeprefix(f"{record.place}: ")
             self.examples.append({"place": record.place, "code": error.code, "message": message})
 
-    def _count_good(self, request: Request) -> None:
+    def _count_good(self, request: Request, num_samples: int) -> None:
         prompt = len(request.prompt_ids)
         longest = token_limit(request, self.limits, self.cache_tokens)
         self.prompt_lengths[prompt] += 1
-        self.completion_tokens += longest - prompt
+        self.requests += num_samples
+        self.completion_tokens += num_samples * (longest - prompt)
         self.longest_answer = max(self.longest_answer, longest - prompt)
         self.longest_tokens = max(self.longest_tokens, longest)
         self.may_outgrow_cache += longest > self.cache_tokens + 1
-        self.blocks += -(-(longest - 1) // self.page_size)  # the last token is never stored
+        # The last token is never stored.
+        self.blocks += num_samples * -(-(longest - 1) // self.page_size)
 
 
 def length_statistics(lengths: Counter[int]) -> dict[str, Any] | None:

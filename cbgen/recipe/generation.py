@@ -55,6 +55,15 @@ def check_generation_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
+def greedy_samples(count: int) -> FieldError:
+    """Return the error of several samples without sampling; transformers refuses them too."""
+    return FieldError(
+        "num_return_sequences",
+        f"num_return_sequences = {count} asks for different answers, and greedy decoding has only "
+        "one; set a temperature above 0 or do_sample: true, or num_return_sequences: 1",
+    )
+
+
 def _unknown(name: str, value: Plain) -> str:
     nearest = nearest_name(name, GENERATION_FIELDS)
     hint = "" if nearest is None else f"; did you mean {nearest}?"
@@ -105,3 +114,6 @@ def _check_agreement(values: Mapping[str, Any]) -> None:
             "do_sample",
             f"do_sample = false contradicts temperature = {show(temperature)}; remove one",
         )
+    count = values.get("num_return_sequences", 1)
+    if count > 1 and (values.get("do_sample") is False or temperature == 0):
+        raise greedy_samples(count)

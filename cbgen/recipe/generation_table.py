@@ -42,6 +42,8 @@ class GenerationField:
 
 
 MAX_SEED = 2**63 - 1
+MAX_RETURN_SEQUENCES = 128
+"""Samples of one row, as OpenAI bounds them."""
 
 
 def _honoured(
@@ -152,7 +154,13 @@ _LIBRARY_FIELDS = (
     _neutral("guidance_scale", float, 1.0, doc="Classifier-free guidance."),
     _refused("watermarking_config", "Watermark in the answer."),
     # Output of generate()
-    _neutral("num_return_sequences", int, 1, doc="Answers for each row."),
+    _honoured(
+        "num_return_sequences",
+        int,
+        "Samples of each row; above 1 the row must sample and its answers are in `choices`.",
+        at_least=1,
+        at_most=MAX_RETURN_SEQUENCES,
+    ),
     _neutral("output_attentions", bool, False, doc="Return attention weights."),
     _neutral("output_hidden_states", bool, False, doc="Return hidden states."),
     _neutral("output_scores", bool, False, doc="Return processed logits."),

@@ -211,7 +211,7 @@ def test_rows_that_were_finished_before_a_failure_are_named(
     monkeypatch.setattr(Runner, "execute", fail_on_long_prompts)
     target = tmp_path / "out.jsonl"
     one_by_one = "continuous_batching_config.max_requests_per_batch=1"
-    source = rows_file({"prompt": "short"}, {"prompt": "long" * 50})
+    source = rows_file({"prompt": "brief"}, {"prompt": "long" * 50})  # in the order of prompts
     finished = cbgen("run", recipe, "-i", source, "-o", str(target), "--set", one_by_one)
     assert finished.code == 3
     assert f"1 row is in {target}" in finished.err

@@ -22,9 +22,13 @@ def test_good_rows_end_with_0_and_one_json_line(cbgen, recipe, rows_file):
     plan = only_object(finished.out)
     assert plan["rows"] == 2
     assert plan["prompt_tokens"]["max"] == 5
-    assert plan["cache"] == {"blocks": 64, "page_size": 16, "tokens": 1024}
+    cache = plan["cache"]
+    assert (cache["blocks"], cache["page_size"], cache["tokens"]) == (64, 16, 1024)
+    assert plan["groups"][0]["attention"] == "full"
     assert plan["estimate"]["steps"] > 0
-    for part in ("rows", "prompt tokens", "memory", "weights", "cache blocks", "steps, about"):
+    for part in ("rows", "prompt tokens", "memory", "weights", "full attention", "cache blocks"):
+        assert part in finished.err
+    for part in ("prefix sharing", "host pool", "steps, about"):
         assert part in finished.err
 
 

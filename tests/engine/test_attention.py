@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from cbgen.engine.attention import backend_names, make_backend
+from cbgen.engine.attention import backend_names, make_backend, per_request
 from cbgen.engine.attention.base import LayerAttention, LayerCache
 from cbgen.engine.attention.metadata import AttentionMetadata, causal_mask
+from cbgen.engine.cache.groups import AttentionSpan
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,17 @@ class Shape:
     value_dim: int = 8
     page_size: int = 4
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
     side_by_side: bool = False
     """Whether the blocks of a request lie in order, and are handed over as a slice."""
+    has_gaps: bool = False
+    """Whether the pages are a view of memory that larger pages share."""
+
+    @property
+    def span(self) -> AttentionSpan:
+        return AttentionSpan(self.window, self.chunk)
 
 
 class Step:
@@ -43,7 +52,7 @@ class Step:
         new_tokens = [new for _, new in shape.requests]
         self.queries = [self.randn(n, shape.num_heads, shape.key_dim) for n in new_tokens]
         sinks = self.randn(shape.num_heads) if shape.has_sinks else None
-        self.layer = LayerAttention(1.3 * shape.key_dim**-0.5, shape.window, shape.softcap, sinks)
+        self.layer = LayerAttention(1.3 * shape.key_dim**-0.5, None, shape.softcap, sinks)
 
     def randn(self, *size: int) -> torch.Tensor:
         return torch.randn(*size, generator=self.generator, dtype=torch.float64) * 2
@@ -65,24 +74,25 @@ class Step:
         )
 
     def pages(self) -> tuple[LayerCache, AttentionMetadata]:
-        """Spread requests over shuffled blocks; all slots but those of older tokens hold NaN."""
+        """Spread requests over shuffled blocks; all slots but those of older tokens hold NaN.
+
+        So do older tokens that no query of the step sees.
+        """
         shape, size = self.shape, self.shape.page_size
         counts = [-(-len(keys) // size) for keys in self.keys]
         free = torch.randperm(sum(counts) + 3, generator=self.generator)
         if shape.side_by_side:
             free = torch.arange(len(free))
         tables = list(free[: sum(counts)].split(counts))
-        nan = float("nan")
-        keys = torch.full((len(free), size, shape.num_kv_heads, shape.key_dim), nan)
-        values = torch.full((len(free), size, shape.num_kv_heads, shape.value_dim), nan)
-        cache = LayerCache(keys, values)
+        cache = LayerCache(
+            self.empty_pages(len(free), shape.key_dim), self.empty_pages(len(free), shape.value_dim)
+        )
         slots = []
         for index, (past, _) in enumerate(shape.requests):
             positions = torch.arange(len(self.keys[index]))
             slot = tables[index][positions // size] * size + positions % size
-            cache.write(
-                self.keys[index][:past].float(), self.values[index][:past].float(), slot[:past]
-            )
+            old = slice(shape.span.first_key(past), past)
+            cache.write(self.keys[index][old].float(), self.values[index][old].float(), slot[old])
             slots.append(slot[past:])
         starts = [0]
         for _, new in shape.requests:
@@ -90,14 +100,27 @@ class Step:
         padded = torch.full((len(tables), max(counts) + 2), 10**12)
         for row, table in zip(padded, tables, strict=True):
             row[: len(table)] = table
+        first_keys = [shape.span.first_key(past) for past, _ in shape.requests]
+        firsts = [key // size for key in first_keys]
         return cache, AttentionMetadata(
+            span=shape.span,
             query_starts=starts,
             key_lens=[len(keys) for keys in self.keys],
             block_tables=padded,
             slot_mapping=torch.cat(slots),
             page_size=size,
-            key_blocks=[self.key_blocks(table) for table in tables],
+            first_keys=first_keys,
+            key_starts=[first * size for first in firsts],
+            key_blocks=[
+                self.key_blocks(table[first:]) for table, first in zip(tables, firsts, strict=True)
+            ],
         )
+
+    def empty_pages(self, num_blocks: int, dim: int) -> torch.Tensor:
+        shape = (self.shape.page_size, self.shape.num_kv_heads, dim)
+        size = math.prod(shape)
+        memory = torch.full((num_blocks, size + 3 if self.shape.has_gaps else size), float("nan"))
+        return memory[:, :size].unflatten(1, shape)
 
     def key_blocks(self, table: torch.Tensor) -> slice | torch.Tensor:
         if self.shape.side_by_side:
@@ -111,10 +134,13 @@ class Step:
         for queries, keys, values in zip(self.queries, self.keys, self.values, strict=True):
             first = len(keys) - len(queries)
             for offset, query in enumerate(queries):
+                position = first + offset
                 begin = 0
                 if self.shape.window is not None:
-                    begin = max(0, first + offset + 1 - self.shape.window)
-                seen = slice(begin, first + offset + 1)
+                    begin = max(0, position + 1 - self.shape.window)
+                if self.shape.chunk is not None:
+                    begin = position - position % self.shape.chunk
+                seen = slice(begin, position + 1)
                 heads = [
                     self.attend(
                         query[head], keys[seen, head // group], values[seen, head // group], head
@@ -188,9 +214,22 @@ def test_sliding_windows(backend_name, window):
 
 
 @every_backend
-@pytest.mark.parametrize("window", [None, 5])
-def test_pages_that_lie_side_by_side(backend_name, window):
-    shape = Shape(MIXED, window=window, side_by_side=True)
+@pytest.mark.parametrize("chunk", [1, 2, 5, 8, 100])
+def test_chunked_attention(backend_name, chunk):
+    assert_equal_to_the_definition(Shape(MIXED, chunk=chunk), backend_name)
+
+
+@every_backend
+@pytest.mark.parametrize("spans", [{}, {"window": 5}, {"chunk": 6}])
+def test_pages_that_lie_side_by_side(backend_name, spans):
+    shape = Shape(MIXED, side_by_side=True, **spans)
+    assert_equal_to_the_definition(shape, backend_name)
+
+
+@every_backend
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_pages_that_are_a_view_of_larger_ones(backend_name, side_by_side):
+    shape = Shape(MIXED, window=5, has_gaps=True, side_by_side=side_by_side)
     assert_equal_to_the_definition(shape, backend_name)
 
 
@@ -216,7 +255,10 @@ def test_random_shapes(backend_name, seed):
         num_kv_heads=num_kv_heads,
         key_dim=choose.choice([8, 16]),
         page_size=choose.choice([4, 7, 16]),
-        window=choose.choice([None, choose.randrange(1, 20)]),
+        **choose.choice(
+            [{}, {"window": choose.randrange(1, 20)}, {"chunk": choose.randrange(1, 20)}]
+        ),
+        has_gaps=choose.choice([True, False]),
     )
     assert_equal_to_the_definition(shape, backend_name, seed)
 
@@ -226,9 +268,9 @@ def test_softcap(softcap):
     assert_equal_to_the_definition(Shape(MIXED, softcap=softcap), "eager")
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_sinks(window):
-    assert_equal_to_the_definition(Shape(MIXED, has_sinks=True, window=window), "eager")
+@pytest.mark.parametrize("spans", [{}, {"window": 3}, {"chunk": 3}])
+def test_sinks(spans):
+    assert_equal_to_the_definition(Shape(MIXED, has_sinks=True, **spans), "eager")
 
 
 def test_softcap_sinks_and_window_together():
@@ -245,23 +287,65 @@ def test_a_row_is_the_same_alone_and_among_others(backend_name):
     torch.testing.assert_close(step.run(backend_name), together[8:14], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("most_scores", [1, 4 * 19 * 3, 4 * 19 * 7])
+@pytest.mark.parametrize("backend_name", backend_names())
+def test_queries_may_run_in_parts(backend_name, most_scores, monkeypatch):
+    monkeypatch.setattr(per_request, "MOST_SCORES", most_scores)
+    shape = Shape(requests=((12, 7), (3, 1), (0, 9)), window=6)
+    assert_equal_to_the_definition(shape, backend_name)
+
+
 def test_layers_of_a_step_share_one_mask():
-    step = Step(Shape(((2, 3),)))
+    step = Step(Shape(((2, 3), (5, 1))))
     cache, metadata = step.pages()
-    cache.write(step.keys[0][2:].float(), step.values[0][2:].float(), metadata.slot_mapping)
-    for _ in range(2):
-        make_backend("sdpa").forward(step.queries[0].float(), cache, metadata, step.layer)
-    assert list(metadata.masks) == [(0, None)]
+    first = make_backend("sdpa").forward(
+        torch.cat(step.queries).float(), cache, metadata, step.layer
+    )
+    (mask,) = metadata.masks.values()
+    make_backend("sdpa").forward(torch.cat(step.queries).float(), cache, metadata, step.layer)
+    assert list(metadata.masks) == [0]
+    assert metadata.masks[0] is mask
+    assert first.shape == (4, 4, 8)
+
+
+def test_a_window_that_the_layer_tells_does_not_bind_a_backend():
+    """The probe has made the span out of it, or out of what the layer does not tell."""
+    step = Step(Shape(((0, 6),)))
+    step.layer = replace(step.layer, sliding_window=2)
+    torch.testing.assert_close(step.run("sdpa").double(), step.reference(), rtol=1e-5, atol=2e-5)
+
+
+def mask_of(span: AttentionSpan, key_start: int = 0) -> list[list[bool]]:
+    return causal_mask(2, 4, span, key_start, torch.device("cpu")).tolist()
 
 
 def test_a_mask_shows_a_query_itself_and_what_came_before():
-    mask = causal_mask(2, 4, None, torch.device("cpu"))
-    assert mask.tolist() == [[True, True, True, False], [True, True, True, True]]
+    assert mask_of(AttentionSpan()) == [[True, True, True, False], [True, True, True, True]]
 
 
 def test_a_window_counts_the_querys_own_key():
-    mask = causal_mask(2, 4, 2, torch.device("cpu"))
-    assert mask.tolist() == [[False, True, True, False], [False, False, True, True]]
+    mask = mask_of(AttentionSpan(window=2))
+    assert mask == [[False, True, True, False], [False, False, True, True]]
+
+
+def test_a_chunk_shows_a_query_nothing_before_it():
+    mask = mask_of(AttentionSpan(chunk=3))
+    assert mask == [[True, True, True, False], [False, False, False, True]]
+
+
+def test_a_mask_may_begin_behind_the_first_keys():
+    assert mask_of(AttentionSpan(window=2), key_start=1) == [
+        [True, True, False],
+        [False, True, True],
+    ]
+
+
+@pytest.mark.parametrize("span", [AttentionSpan(), AttentionSpan(window=3), AttentionSpan(chunk=4)])
+def test_a_mask_shows_the_keys_of_the_span(span):
+    mask = causal_mask(9, 14, span, 0, torch.device("cpu"))
+    for position, seen in zip(range(5, 14), mask, strict=True):
+        wanted = list(range(span.first_key(position), position + 1))
+        assert seen.nonzero().flatten().tolist() == wanted
 
 
 def test_backends_tell_what_they_can_do():

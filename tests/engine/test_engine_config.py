@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig, config_field_names
+from cbgen.engine.config import (
+    ContinuousBatchingConfig,
+    ModelConfig,
+    WorkloadHints,
+    config_field_names,
+)
 from cbgen.errors import UsageError
 
 
@@ -14,7 +19,7 @@ from cbgen.errors import UsageError
         ("page_size", 3, "page_size must be at least 4, got 3"),
         ("num_blocks", 0, "num_blocks must be at least 1, got 0"),
         ("max_batch_tokens", 0, "max_batch_tokens must be at least 1, got 0"),
-        ("max_requests_per_batch", -1, "max_requests_per_batch must be at least 1, got -1"),
+        ("max_requests_per_batch", 0, "max_requests_per_batch must be at least 1, got 0"),
         ("safety_margin", 1.5, "safety_margin must be between 0 and 1, got 1.5"),
         ("safety_margin", float("nan"), "safety_margin must be between 0 and 1, got nan"),
         ("max_memory_percent", 0, "max_memory_percent must be above 0 and at most 1, got 0"),
@@ -23,8 +28,9 @@ from cbgen.errors import UsageError
         ("cpu_offload_space_safety_threshold", 0, "above 0 and at most 1, got 0"),
         ("max_queue_size", -1, "max_queue_size must not be negative, got -1"),
         ("cpu_offload_space", -1.0, "cpu_offload_space must not be negative, got -1.0"),
+        ("cpu_offload_space", float("nan"), "cpu_offload_space must not be negative, got nan"),
         ("max_blocks_per_request", -2, "max_blocks_per_request must not be negative, got -2"),
-        ("scheduler_type", "best", "scheduler_type is 'best'; expected one of fifo"),
+        ("scheduler_type", "best", "scheduler_type is 'best'; expected one of fifo, prefill_first"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_name_and_value(name, value, message):
@@ -44,9 +50,15 @@ def test_a_value_out_of_range_is_refused_with_name_and_value(name, value, messag
         ("safety_margin", 1),
         ("max_memory_percent", 1),
         ("max_memory_percent", 0.01),
+        ("scheduler_type", "prefill_first"),
+        ("cpu_offload_space", 0),
+        ("cpu_offload_space", 4.5),
+        ("cpu_offload_space", None),
+        ("cpu_offload_space_safety_threshold", 1),
+        ("max_queue_size", 10),
     ],
 )
-def test_values_at_the_border_are_taken(name, value):
+def test_values_within_the_range_are_taken(name, value):
     assert getattr(ContinuousBatchingConfig(**{name: value}), name) == value
 
 
@@ -62,9 +74,6 @@ def test_values_at_the_border_are_taken(name, value):
         ("varlen_compile_config", {"mode": "default"}),
         ("decode_compile_config", {}),
         ("default_compile_level", 1),
-        ("cpu_offload_space", 4.0),
-        ("cpu_offload_space", None),
-        ("max_queue_size", 10),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name_and_value(name, value):
@@ -80,7 +89,6 @@ def test_what_is_not_there_yet_is_refused_by_name_and_value(name, value):
         ("use_cuda_graph", False),
         ("use_cuda_graph", (False, False)),
         ("max_blocks_per_request", 0),
-        ("cpu_offload_space", 0),
     ],
 )
 def test_switching_off_what_is_not_there_is_accepted(name, value):
@@ -116,3 +124,14 @@ def test_a_wrong_model_setting_is_refused_with_its_value(field, value, message):
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:11"])
 def test_devices_are_taken_by_name(device):
     assert ModelConfig(path="model", device=device).device == device
+
+
+def test_hints_are_unknown_by_default():
+    assert WorkloadHints() == WorkloadHints(
+        max_prompt_length=0, max_generated_length=0, num_requests=0
+    )
+
+
+def test_a_negative_hint_is_refused_by_name():
+    with pytest.raises(UsageError, match="num_requests must not be negative, got -1"):
+        WorkloadHints(num_requests=-1)

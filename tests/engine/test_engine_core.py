@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cbgen.engine.request import FinishReason, RequestStatus
-from cbgen.engine.step import BlockSwap, ScheduledBatch
+from cbgen.engine.step import ScheduledBatch
 from tests.helpers.engine import make_request, run_engine, tokens_of
 from tests.helpers.scripted import ScriptedModel, make_scripted_engine
 
@@ -97,7 +97,7 @@ def test_a_stop_token_ends_a_request_while_others_go_on():
 def test_no_forward_pass_is_larger_than_the_budget():
     model = ScriptedModel()
     engine = make_scripted_engine(model, max_batch_tokens=8, max_requests=4)
-    run_engine(engine, [make_request(str(i), [1] * 20, max_new_tokens=3) for i in range(6)])
+    run_engine(engine, [make_request(str(i), [i] * 20, max_new_tokens=3) for i in range(6)])
     assert max(model.tokens_per_step) == 8
 
 
@@ -113,12 +113,6 @@ def test_many_more_requests_than_rows_all_end():
     outputs = run_engine(engine, requests)
     assert all(len(outputs[str(i)].generated_tokens) == 1 + i % 9 for i in range(60))
     assert engine.stats().num_used_blocks == 0
-
-
-def test_what_no_scheduler_makes_yet_is_refused_by_the_runner():
-    engine = make_scripted_engine(ScriptedModel())
-    with pytest.raises(NotImplementedError, match="block swaps"):
-        engine._runner.execute(ScheduledBatch(step=1, swaps_in=(BlockSwap(0, 0),)))
 
 
 def test_a_batch_without_requests_runs_nothing():

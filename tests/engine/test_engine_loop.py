@@ -9,63 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from cbgen.engine.manager.loop import EngineLoop
-from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
+from cbgen.engine.request import FinishReason, RequestStatus
 from cbgen.errors import EngineError
 from tests.helpers.engine import make_request
+from tests.helpers.managers import PATIENCE, Gate, ListSink, failing_at
 from tests.helpers.scripted import ScriptedModel, make_scripted_engine
-
-PATIENCE = 30.0
-"""Seconds after which a test that waits for an event has failed."""
-
-
-class ListSink:
-    """Keeps what the loop hands over, and lets a test wait for it."""
-
-    def __init__(self) -> None:
-        self.outputs: dict[str, GenerationOutput] = {}
-        self.error: EngineError | None = None
-        self._changed = threading.Condition()
-
-    def put(self, outputs) -> None:
-        with self._changed:
-            self.outputs.update((output.request_id, output) for output in outputs)
-            self._changed.notify_all()
-
-    def fail(self, error: EngineError) -> None:
-        with self._changed:
-            self.error = error
-            self._changed.notify_all()
-
-    def wait_for(self, count: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.outputs) >= count, PATIENCE)
-
-    def wait_for_failure(self) -> EngineError:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.error is not None, PATIENCE)
-            return self.error
-
-
-class Gate:
-    """Holds the model before a step until the test opens it."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.reached = threading.Event()
-        self.opened = threading.Event()
-
-    def __call__(self, step: int) -> None:
-        if step == self.step:
-            self.reached.set()
-            assert self.opened.wait(PATIENCE)
-
-
-def failing_at(step: int, error: BaseException):
-    def before_step(number: int) -> None:
-        if number == step:
-            raise error
-
-    return before_step
 
 
 @pytest.fixture
@@ -292,3 +240,130 @@ def test_stats_are_those_of_the_last_step(start, sink):
     loop.stop(timeout=PATIENCE)
     assert loop.stats().num_generated_tokens == 4
     assert loop.stats().num_running == 0
+
+
+def test_a_pause_begins_between_two_steps_and_none_runs_in_it(start, sink):
+    gate = Gate(step=2)
+    model = ScriptedModel(before_step=gate)
+    loop = start(model, max_context=10**6, num_blocks=10**5)
+    loop.submit([make_request("a", [3])])
+    assert gate.reached.wait(PATIENCE)
+    pausing = threading.Thread(target=loop.pause, daemon=True)
+    pausing.start()
+    pausing.join(0.02)
+    assert pausing.is_alive()  # the second step is not over
+    gate.opened.set()
+    pausing.join(PATIENCE)
+    assert model.num_steps == 2
+    loop.cancel("a")
+    sink.wait_for(1)
+    assert sink.outputs["a"].generated_tokens == [4, 5]
+    assert model.num_steps == 2
+    loop.resume()
+
+
+def test_a_paused_loop_takes_requests_and_runs_them_after_the_last_resume(start, sink):
+    model = ScriptedModel()
+    loop = start(model)
+    loop.pause()
+    loop.pause()
+    loop.submit([make_request("a", [3], max_new_tokens=2), make_request("wrong", [])])
+    sink.wait_for(1)
+    assert list(sink.outputs) == ["wrong"]
+    loop.resume()
+    assert model.num_steps == 0
+    loop.resume()
+    sink.wait_for(2)
+    assert sink.outputs["a"].generated_tokens == [4, 5]
+
+
+def test_a_pause_right_after_a_resume_holds(start, sink):
+    model = ScriptedModel()
+    loop = start(model)
+    for number in range(50):
+        loop.pause()
+        num_steps = model.num_steps
+        loop.submit([make_request(str(number), [3], max_new_tokens=3)])
+        assert model.num_steps == num_steps
+        loop.resume()
+    sink.wait_for(50)
+
+
+def test_a_hard_stop_cancels_in_a_pause_and_ends_after_it(start, sink):
+    loop = start(max_context=10**6, num_blocks=10**5)
+    loop.submit([make_request("a", [3])])
+    loop.pause()
+    assert not loop.stop(hard_stop=True, timeout=0.01)
+    sink.wait_for(1)
+    assert sink.outputs["a"].status is RequestStatus.CANCELLED
+    loop.resume()
+    assert loop.stop(timeout=PATIENCE)
+
+
+def test_a_pause_of_a_loop_that_has_ended_raises(start):
+    loop = start()
+    loop.stop(timeout=PATIENCE)
+    with pytest.raises(EngineError, match="stopped"):
+        loop.pause()
+
+
+def test_prefixes_are_forgotten_after_a_pause_and_before_the_next_step(start, sink, monkeypatch):
+    model = ScriptedModel()
+    loop = start(model)
+    loop.submit([make_request("a", [3], max_new_tokens=1)])
+    sink.wait_for(1)
+    resets = []
+    monkeypatch.setattr(
+        loop._engine, "reset_prefix_cache", lambda: resets.append(model.num_steps), raising=False
+    )
+    loop.submit([make_request("b", [3], max_new_tokens=1)])
+    sink.wait_for(2)
+    loop.pause()
+    loop.resume()
+    loop.submit([make_request("c", [3], max_new_tokens=2)])
+    sink.wait_for(3)
+    assert resets == [2]
+
+
+def test_a_queue_takes_a_group_piece_by_piece(sink):
+    gate = Gate(step=2)
+    engine = make_scripted_engine(ScriptedModel(before_step=gate), max_requests=1)
+    loop = EngineLoop(engine, sink, max_queue_size=2)
+    loop.start()
+    loop.submit([make_request("runs", [3], max_new_tokens=2)])
+    assert gate.reached.wait(PATIENCE)
+    group = [make_request(str(number), [3], max_new_tokens=1) for number in range(9)]
+    submitting = threading.Thread(target=loop.submit, args=(group,), daemon=True)
+    submitting.start()
+    submitting.join(0.02)
+    assert submitting.is_alive()
+    gate.opened.set()
+    submitting.join(PATIENCE)
+    sink.wait_for(10)
+    assert loop.stop(timeout=PATIENCE)
+
+
+def test_a_queue_holds_no_more_than_it_may(sink):
+    waiting = []
+    engine = make_scripted_engine(ScriptedModel(), max_requests=1)
+    loop = EngineLoop(
+        engine, sink, max_queue_size=3, on_step=lambda: waiting.append(engine.stats().num_waiting)
+    )
+    loop.start()
+    loop.submit([make_request(str(number), [3], max_new_tokens=2) for number in range(20)])
+    sink.wait_for(20)
+    assert loop.stop(timeout=PATIENCE)
+    assert max(waiting) <= 3
+
+
+def test_the_end_is_told_before_the_failure(sink, monkeypatch):
+    told = []
+    fail = sink.fail
+    monkeypatch.setattr(sink, "fail", lambda error: (told.append("failure"), fail(error)))
+    model = ScriptedModel(before_step=failing_at(1, ValueError("bad")))
+    loop = EngineLoop(make_scripted_engine(model), sink, on_end=lambda: told.append("end"))
+    loop.start()
+    loop.submit([make_request("a", [3])])
+    sink.wait_for_failure()
+    assert loop.stop(timeout=PATIENCE)
+    assert told == ["end", "failure"]

@@ -87,8 +87,11 @@ def test_a_readmitted_request_computes_prompt_and_answer_again():
 
 def test_the_tokens_to_compute_again_are_counted():
     scheduler, _ = crowded("ab")
-    scheduler.schedule()
+    take_step(scheduler)
     assert scheduler.stats().num_preemptions == 1
+    assert scheduler.stats().num_recomputed_tokens == 0
+    scheduler.cancel("a")
+    scheduler.schedule()
     assert scheduler.stats().num_recomputed_tokens == 4
 
 

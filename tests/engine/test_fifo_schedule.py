@@ -205,9 +205,13 @@ def test_steps_are_numbered_from_one():
 
 @pytest.mark.parametrize("num_blocks", [5, 6, 9])
 @pytest.mark.parametrize("safety_margin", [0.0, 0.15, 1.0])
-def test_no_step_is_empty_while_requests_are_unfinished(num_blocks, safety_margin):
+@pytest.mark.parametrize("shares_prefixes", [False, True])
+def test_no_step_is_empty_while_requests_are_unfinished(num_blocks, safety_margin, shares_prefixes):
     scheduler = make_scheduler(
-        num_blocks=num_blocks, safety_margin=safety_margin, max_batch_tokens=8
+        num_blocks=num_blocks,
+        safety_margin=safety_margin,
+        shares_prefixes=shares_prefixes,
+        max_batch_tokens=8,
     )
     for number in range(12):
         scheduler.add(make_request(str(number), 1 + number, max_new_tokens=1 + number % 7))

@@ -52,7 +52,8 @@ def test_sampled_tokens_have_the_log_probability_of_the_raw_logits():
 @pytest.mark.parametrize("name", MODELS)
 def test_log_probabilities_survive_a_preemption(name):
     requests = rows()
-    with make_engine(name, page_size=4, num_blocks=12, safety_margin=0.0) as built:
+    num_blocks = 7 if name == "mistral" else 12  # its layers have a window, so requests stay small
+    with make_engine(name, page_size=4, num_blocks=num_blocks, safety_margin=0.0) as built:
         outputs = run_engine(built.engine, requests)
     assert sum(request.num_preemptions for request in requests) > 0
     assert_logprobs_are_those_of_a_full_forward(tiny_model(name), outputs)

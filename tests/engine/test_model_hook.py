@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import ExitStack
 
 import pytest
 import torch
 
+from cbgen.engine.attention.context import forward_context
 from cbgen.engine.model.attach import HOOK_NAME, attached
+from cbgen.engine.model.probe import run_model
 from cbgen.errors import UsageError
 from tests.helpers.engine import make_request, run_engine, tokens_of
 from tests.helpers.models import (
     EAGER_MODELS,
+    HYBRID_MODELS,
     PLAIN_MODELS,
     make_engine,
     random_model,
@@ -29,7 +33,7 @@ def answer_of(built, num_new: int = 12) -> list[int]:
     return tokens_of(run_engine(built.engine, [request]))["a"]
 
 
-@pytest.mark.parametrize("name", PLAIN_MODELS + EAGER_MODELS)
+@pytest.mark.parametrize("name", PLAIN_MODELS + EAGER_MODELS + HYBRID_MODELS)
 def test_a_model_is_given_back_as_it_was(name):
     model = tiny_model(name)
     before = model.config._attn_implementation
@@ -95,6 +99,54 @@ def test_a_model_may_be_attached_again():
         with make_engine("gpt2", page_size=16, num_blocks=8) as built:
             answers.append(answer_of(built))
     assert answers[0] == answers[1] == tiny_reference("gpt2", PROMPT, 12)
+
+
+class Queries:
+    """Answers attention layers with zeros and keeps their queries: layer -> [T, heads, dim]."""
+
+    def __init__(self, positions: list[int]) -> None:
+        self.positions = torch.tensor(positions)
+        self.found: dict[int, torch.Tensor] = {}
+
+    def attend(self, layer_index, query, key, value, layer):
+        self.found[layer_index] = query
+        return torch.zeros_like(query)
+
+
+def llama4_queries(token_ids: list[int], positions: list[int]) -> dict[int, torch.Tensor]:
+    model, queries = tiny_model("llama4"), Queries(positions)
+    ends = torch.tensor([len(positions) - 1])
+    with attached(model), forward_context(queries), torch.inference_mode():
+        run_model(model, torch.tensor([token_ids]), queries.positions[None], ends)
+    return queries.found
+
+
+def test_llama4_scales_queries_by_their_positions_and_not_by_their_place_in_the_step():
+    token_ids = [3, 50, 7, 91, 22, 9, 4, 8, 1, 2]
+    whole = llama4_queries(token_ids * 3, list(range(30)))
+    packed = llama4_queries([5, 6, *token_ids * 2], [0, 1, *range(10, 30)])
+    for layer, queries in packed.items():
+        torch.testing.assert_close(queries[2:], whole[layer][10:], rtol=1e-5, atol=1e-5)
+
+
+def test_llama4_scales_the_queries_of_layers_without_rotary_positions_alone():
+    """Tokens 9 and 19 are the same, and without attention nothing but the position differs."""
+    queries = llama4_queries([3, 50, 7, 91, 22, 9, 4, 8, 1, 2] * 2, list(range(20)))
+    model = tiny_model("llama4")
+    assert model.config.no_rope_layers == [1, 1, 1, 0]
+    scale = (1 + 0.5 * math.log(1 + 20 // 8)) / (1 + 0.5 * math.log(1 + 10 // 8))
+    torch.testing.assert_close(queries[3][19], queries[3][9] * scale)
+    torch.testing.assert_close(queries[0][19].norm(), queries[0][9].norm())
+
+
+def test_llama4_scales_its_own_queries_again_when_it_is_given_back():
+    model = tiny_model("llama4")
+    layers = [layer.self_attn for layer in model.model.layers]
+    with attached(model):
+        with attached(model):
+            assert not any(layer.attn_temperature_tuning for layer in layers)
+        assert not any(layer.attn_temperature_tuning for layer in layers)
+    assert all(layer.attn_temperature_tuning for layer in layers)
 
 
 def test_two_engines_on_two_threads_do_not_mix():

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from cbgen.engine import memory
 from cbgen.engine.config import ModelConfig
 from cbgen.engine.model.load import load_model, resolve_device, resolve_dtype
 from cbgen.errors import UsageError
@@ -188,24 +187,3 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(monkeypatch):
     assert resolve_device("cuda") == GPU
     with pytest.raises(UsageError, match="GPUs 0 to 1 exist"):
         resolve_device("cuda:2")
-
-
-def test_free_memory_of_a_cpu_is_the_tighter_of_ram_and_control_group(tmp_path, monkeypatch):
-    files = {
-        "meminfo": "MemTotal: 9 kB\nMemAvailable:   1000 kB\n",
-        "max": "900000",
-        "use": "100000",
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_CGROUP_FILES", ((tmp_path / "max", tmp_path / "use"),))
-    assert memory.free_bytes(CPU) == 800_000
-    (tmp_path / "max").write_text("max")
-    assert memory.free_bytes(CPU) == 1_024_000
-
-
-def test_free_memory_is_assumed_where_the_system_tells_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "missing")
-    monkeypatch.setattr(memory, "_CGROUP_FILES", ())
-    assert memory.free_bytes(CPU) == 4 * 1024**3

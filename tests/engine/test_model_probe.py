@@ -9,6 +9,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.model.probe import probe_model
 from cbgen.errors import UsageError
 from tests.helpers.engine import make_request, run_engine, tokens_of
@@ -24,6 +25,7 @@ SIZES = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
+WINDOWED = {"sliding_window": 5, "use_sliding_window": True}
 OWN_ATTENTION = {
     "Bloom": {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "XGLM": {"vocab_size": 64, "d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4},
@@ -60,6 +62,85 @@ def test_heads_and_windows_are_seen():
     assert [layer.sliding_window for layer in facts.layers] == [WINDOW, None]
     first = facts.layers[0]
     assert (first.num_heads, first.num_kv_heads, first.key_dim, first.value_dim) == (4, 2, 16, 16)
+
+
+MODELS_WITH_LAYER_TYPES = (
+    "gemma2",
+    "gemma3",
+    "gemma3_hybrid",
+    "gemma4",
+    "gpt_oss",
+    "llama4",
+    "qwen2_sliding",
+    "qwen2_moe",
+)
+
+
+@pytest.mark.parametrize("name", MODELS_WITH_LAYER_TYPES)
+def test_the_spans_of_layers_are_those_of_the_layer_types(name):
+    model = tiny_model(name)
+    spans = {
+        "sliding_attention": AttentionSpan(window=WINDOW),
+        "chunked_attention": AttentionSpan(chunk=WINDOW),
+        "full_attention": AttentionSpan(),
+    }
+    wanted = [spans[layer_type] for layer_type in model.config.layer_types]
+    assert [layer.span for layer in probe_model(model).layers] == wanted
+    assert len(set(wanted)) == 2
+
+
+@pytest.mark.parametrize("family", ["Cohere2", "Ministral", "Olmo3", "Exaone4"])
+def test_the_windows_of_other_families_with_layer_types_are_right(family):
+    types = {"layer_types": ["full_attention", "sliding_attention"], "head_dim": 8}
+    model = model_of(family, **SIZES | WINDOWED | types)
+    assert [layer.sliding_window for layer in probe_model(model).layers] == [None, 5]
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Phi3", "Mixtral", "Starcoder2", "Phimoe"])
+def test_a_window_without_layer_types_is_that_of_every_layer(family):
+    model = model_of(family, **SIZES | WINDOWED | {"num_local_experts": 2})
+    assert [layer.sliding_window for layer in probe_model(model).layers] == [5, 5]
+
+
+def test_what_a_layer_tells_counts_before_its_config():
+    model = random_model(type(tiny_model("gemma3")), tiny_config("gemma3"))
+    model.model.layers[0].self_attn.sliding_window = 3
+    assert [layer.sliding_window for layer in probe_model(model).layers] == [3, None]
+
+
+def test_a_window_that_is_not_in_use_is_none():
+    model = model_of("Qwen2", **SIZES | {"sliding_window": 5, "use_sliding_window": False})
+    assert [layer.span for layer in probe_model(model).layers] == [AttentionSpan()] * 2
+
+
+def test_a_sliding_layer_without_a_window_is_refused():
+    types = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": False}
+    model = model_of("Qwen2Moe", **SIZES | types | {"num_experts": 2, "num_experts_per_tok": 1})
+    with pytest.raises(UsageError) as caught:
+        probe_model(model)
+    assert str(caught.value) == (
+        "model type 'qwen2_moe' is not supported: layer 0 is of type 'sliding_attention', and its "
+        "config has no sliding_window"
+    )
+
+
+def test_layers_may_have_heads_of_different_sizes():
+    shapes = [
+        (layer.num_kv_heads, layer.key_dim) for layer in probe_model(tiny_model("gemma4")).layers
+    ]
+    assert shapes == [(2, 16), (2, 32)] * 2
+
+
+def test_a_model_that_makes_masks_of_its_own_is_refused():
+    model = model_of("Doge", **SIZES)
+    with pytest.raises(UsageError, match=r"model type 'doge'.*brings a mask of its own"):
+        probe_model(model)
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused():
+    config = transformers.BertConfig(**SIZES)
+    with pytest.raises(UsageError, match=r"model type 'bert'.*lets tokens see later ones"):
+        probe_model(random_model(transformers.BertLMHeadModel, config))
 
 
 def test_softcap_and_sinks_are_seen():
@@ -104,7 +185,6 @@ def test_a_model_that_ignores_the_hook_is_refused(family):
 @pytest.mark.parametrize(
     ("family", "config_class", "values", "layer_type"),
     [
-        ("Llama4", "Llama4TextConfig", {"num_local_experts": 2}, "chunked_attention"),
         ("Lfm2", "", {"layer_types": ["conv", "full_attention"]}, "conv"),
         ("Mamba", "", {}, "linear_attention"),
     ],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from cbgen.engine.core import Engine
 from cbgen.engine.events import StepTimes
-from tests.helpers.engine import make_request, run_engine
-from tests.helpers.scripted import ScriptedModel, make_scripted_engine
+from tests.helpers.engine import make_request, make_scheduler, run_engine
+from tests.helpers.shadow import ShadowRunner
 
 
 class Recorder:
@@ -31,9 +32,10 @@ class Recorder:
         self.steps.append(times)
 
 
-def observe(requests, **plan) -> Recorder:
+def observe(requests, **options) -> Recorder:
     recorder = Recorder()
-    run_engine(make_scripted_engine(ScriptedModel(), recorder, **plan), requests)
+    scheduler = make_scheduler(observer=recorder, **options)
+    run_engine(Engine(scheduler, ShadowRunner(page_size=4), observer=recorder), requests)
     return recorder
 
 
@@ -61,13 +63,22 @@ def test_a_request_that_never_had_a_row_is_not_told():
 
 def test_a_preempted_request_loses_its_row_and_gets_one_again():
     requests = [make_request(name, 7, max_new_tokens=8) for name in "ab"]
-    recorder = observe(requests, num_blocks=5, page_size=4)
+    recorder = observe(requests, num_blocks=5)
     kinds = [event[0] for event in recorder.events if event[0] != "stepped"]
     assert kinds.count("preempted") == 1
     assert kinds.count("admitted") == kinds.count("decoding") == 3
     assert kinds.count("ended") == 2
     (lost,) = [event[2] for event in recorder.events if event[0] == "preempted"]
     assert lost > 0
+
+
+def test_a_request_is_admitted_with_the_tokens_that_are_left_to_compute():
+    requests = [make_request("a", 9, max_new_tokens=1), make_request("b", 9, max_new_tokens=1)]
+    recorder = observe(requests, shares_prefixes=True)
+    assert [event[2:] for event in recorder.events if event[0] == "admitted"] == [
+        ("a", 9),
+        ("b", 1),
+    ]
 
 
 def test_a_step_tells_its_times_and_sizes():

@@ -103,8 +103,10 @@ def test_answers_of_models_with_windows_equal_generate(
 @pytest.mark.parametrize("name", PLAIN_MODELS + EAGER_MODELS)
 def test_answers_equal_generate_when_the_cache_is_too_small_for_all(name, attention):
     wanted = expected(name)
+    # Where all layers have a window, requests stay small.
+    num_blocks = 8 if name == "mistral" else 13
     with make_engine(
-        name, attention, page_size=4, num_blocks=13, max_batch_tokens=16, safety_margin=0.0
+        name, attention, page_size=4, num_blocks=num_blocks, max_batch_tokens=16, safety_margin=0.0
     ) as built:
         assert answers(built) == wanted
         assert built.engine.stats().num_preemptions > 0

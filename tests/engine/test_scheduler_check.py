@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cbgen.engine.scheduler import make_scheduler as scheduler_by_name
+from cbgen.engine.scheduler.base import Scheduler
 from cbgen.engine.scheduler.fifo import FifoScheduler
-from tests.helpers.engine import make_cache, make_limits, make_request, make_scheduler, take_step
+from cbgen.engine.scheduler.prefill_first import PrefillFirstScheduler
+from tests.helpers.engine import make_request, make_scheduler, take_step
 
 
 @pytest.fixture
-def scheduler() -> FifoScheduler:
+def scheduler() -> Scheduler:
     """A scheduler with two running requests and one that waits."""
     scheduler = make_scheduler(max_requests=2)
     for name in "abc":
@@ -26,7 +27,8 @@ def test_check_finds_a_lost_row(scheduler):
 
 
 def test_check_finds_a_request_that_neither_waits_nor_runs(scheduler):
-    scheduler._waiting.clear()
+    (waiting,) = scheduler._waiting.first(1)
+    scheduler._waiting.remove(waiting)
     with pytest.raises(AssertionError, match="neither waiting nor admitted"):
         scheduler.check()
 
@@ -50,15 +52,39 @@ def test_check_finds_a_wrong_order_of_admission(scheduler):
 
 
 def test_check_finds_blocks_given_back_too_early(scheduler):
-    scheduler._cache.free("a")
+    scheduler._cache.free(scheduler._active["a"])
     with pytest.raises(AssertionError, match="block tables and admitted requests differ"):
         scheduler.check()
 
 
-def test_fifo_is_made_by_name():
-    assert isinstance(scheduler_by_name("fifo", make_cache(), make_limits()), FifoScheduler)
+def test_check_finds_a_lost_count_of_pending_tokens(scheduler):
+    scheduler._active["a"].num_pending_tokens = 3
+    with pytest.raises(AssertionError, match="a has lost count of its tokens"):
+        scheduler.check()
+
+
+def test_check_finds_a_wrong_sum_of_expected_blocks(scheduler):
+    scheduler._expected_blocks += 1
+    with pytest.raises(AssertionError, match="expected blocks are not those of the admitted"):
+        scheduler.check()
+
+
+def test_check_finds_a_host_copy_of_a_request_that_is_gone():
+    scheduler = make_scheduler(num_host_blocks=2)
+    scheduler._cache._host.store("gone", 4, [((0, 0), 3)])
+    with pytest.raises(AssertionError, match=r"requests that do not wait: \['gone'\]"):
+        scheduler.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("fifo", FifoScheduler), ("prefill_first", PrefillFirstScheduler)]
+)
+def test_schedulers_are_made_by_name(name, expected):
+    assert isinstance(make_scheduler(name), expected)
 
 
 def test_an_unknown_scheduler_is_refused_by_name():
-    with pytest.raises(ValueError, match="scheduler_type is 'best'; expected fifo"):
-        scheduler_by_name("best", make_cache(), make_limits())
+    with pytest.raises(
+        ValueError, match="scheduler_type is 'best'; expected fifo or prefill_first"
+    ):
+        make_scheduler("best")

@@ -4,43 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from cbgen.engine.cache.kv_cache import KVCache
+from cbgen.engine.cache.groups import AttentionSpan
+from cbgen.engine.cache.kv_cache import KVCache, Placement
 from cbgen.engine.core import Engine
+from cbgen.engine.events import EngineObserver
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.scheduler.base import SchedulerLimits
-from cbgen.engine.scheduler.fifo import FifoScheduler
+from cbgen.engine.scheduler import make_scheduler as scheduler_by_name
+from cbgen.engine.scheduler.base import Scheduler, SchedulerLimits
 from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
 
 VOCAB_SIZE = 128
 
 
-def make_cache(num_blocks: int = 8, page_size: int = 4) -> KVCache:
-    """Return an empty cache."""
-    return KVCache(num_blocks, page_size)
+def make_cache(num_blocks: int = 8, page_size: int = 4, **options) -> KVCache:
+    """Return an empty cache; `options` are arguments of KVCache."""
+    return KVCache(num_blocks, page_size, **options)
 
 
 def make_limits(**changes) -> SchedulerLimits:
-    """Return limits that bind little; `changes` are fields of SchedulerLimits."""
+    """Return limits that bind little, for any answer; `changes` are fields of SchedulerLimits."""
     defaults = {
         "max_batch_tokens": 16,
         "max_requests": 8,
         "max_context": 64,
         "vocab_size": VOCAB_SIZE,
         "safety_margin": 0.0,
+        "first_answer_share": 0.0,
     }
     return SchedulerLimits(**(defaults | changes))
 
 
-def make_scheduler(*, num_blocks: int = 32, page_size: int = 4, **limits) -> FifoScheduler:
-    """Return a fifo scheduler over a new cache."""
-    return FifoScheduler(make_cache(num_blocks, page_size), make_limits(**limits))
+def make_scheduler(
+    scheduler_type: str = "fifo",
+    *,
+    num_blocks: int = 32,
+    page_size: int = 4,
+    spans: Sequence[AttentionSpan] = (AttentionSpan(),),
+    shares_prefixes: bool = False,
+    num_host_blocks: int = 0,
+    observer: EngineObserver | None = None,
+    **limits,
+) -> Scheduler:
+    """Return a scheduler over a new cache; prompts that begin alike share nothing unless asked."""
+    bounds = make_limits(**limits)
+    cache = make_cache(
+        num_blocks,
+        page_size,
+        spans=spans,
+        max_batch_tokens=bounds.max_batch_tokens,
+        shares_prefixes=shares_prefixes,
+        num_host_blocks=num_host_blocks,
+    )
+    return scheduler_by_name(scheduler_type, cache, bounds, observer)
 
 
-def make_request(request_id: str = "a", prompt: int | Sequence[int] = 4, **params) -> Request:
+def make_request(
+    request_id: str = "a",
+    prompt: int | Sequence[int] = 4,
+    *,
+    parent_id: str | None = None,
+    **params,
+) -> Request:
     """Return a request; `prompt` is token ids or their number, `params` are SamplingParams."""
     ids = [1 + i % (VOCAB_SIZE - 1) for i in range(prompt)] if isinstance(prompt, int) else prompt
-    return Request(request_id, ids, SamplingParams(**params))
+    return Request(request_id, ids, SamplingParams(**params), parent_id=parent_id)
+
+
+def place(cache: KVCache, request: Request, step: int = 1) -> Placement:
+    """Admit a request to a cache, with all that it finds there."""
+    return cache.admit(request, cache.match(request, step), step)
 
 
 def scheduled_ids(batch: ScheduledBatch) -> list[str]:
@@ -62,7 +95,7 @@ def answer(
 
 
 def take_step(
-    scheduler: FifoScheduler, token: Callable[[ScheduledRequest], int] = lambda item: 7
+    scheduler: Scheduler, token: Callable[[ScheduledRequest], int] = lambda item: 7
 ) -> ScheduledBatch:
     """Schedule and answer one step, checking the bookkeeping before and after the answer."""
     batch = scheduler.schedule()
@@ -73,7 +106,7 @@ def take_step(
 
 
 def run_scheduler(
-    scheduler: FifoScheduler,
+    scheduler: Scheduler,
     requests: Iterable[Request] = (),
     token: Callable[[ScheduledRequest], int] = lambda item: 7,
 ) -> list[Request]:

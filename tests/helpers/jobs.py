@@ -31,6 +31,7 @@ class StubEngine:
     keeps_ids: bool = True
     holds: Callable[[Request], bool] = lambda request: False
     held: list[Request] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -48,11 +49,21 @@ class StubEngine:
             outputs.append(request.output())
         self.results.put(outputs)
 
+    def fail(self, request: Request) -> None:
+        request.fail("non_finite_logits", "the model gave logits that are not finite numbers")
+        self.results.put([request.output()])
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        for request in self.held:
+            if request.request_id == request_id and not request.is_finished:
+                request.finish(RequestStatus.CANCELLED, FinishReason.CANCELLED)
+                self.results.put([request.output()])
+
     def wind_down(self, deadline: float) -> None:
         self.deadlines.append(deadline)
         for request in self.held:
-            request.finish(RequestStatus.CANCELLED, FinishReason.CANCELLED)
-        self.results.put([request.output() for request in self.held])
+            self.cancel(request.request_id)
 
     def stats(self) -> StepStats:
         return StepStats()
@@ -63,40 +74,47 @@ class StubJob:
     """A job, and the parts that tests look at."""
 
     job: BatchJob
+    preparer: Preparer
     engine: StubEngine
     statistics: JobStatistics
 
 
 def make_stub_job(
-    *, max_in_flight: int = 128, keeps_ids: bool = True, generation: dict[str, Any] | None = None
+    *,
+    max_in_flight: int = 128,
+    keeps_ids: bool = True,
+    generation: dict[str, Any] | None = None,
+    shares_prefixes: bool = False,
 ) -> StubJob:
     """Return a job for prompts of token ids, whose engine answers at once."""
     results = Results()
     engine = StubEngine(results, keeps_ids=keeps_ids)
     statistics = JobStatistics()
-    job = BatchJob(
-        preparer=Preparer(
-            renderer=Renderer(None, PromptConfig()),
-            settings=GenerationSettings(
-                model={},
-                recipe=generation or {},
-                eos_token_ids=frozenset({EOS}),
-                run_seed=0,
-                logprobs=None,
-            ),
-            template=None,
-            max_context=100,
-            cache_tokens=1000,
-            max_prompt=None,
-            truncates=False,
+    preparer = Preparer(
+        renderer=Renderer(None, PromptConfig()),
+        settings=GenerationSettings(
+            model={},
+            recipe=generation or {},
+            eos_token_ids=frozenset({EOS}),
+            run_seed=0,
+            logprobs=None,
         ),
+        template=None,
+        max_context=100,
+        cache_tokens=1000,
+        max_prompt=None,
+        truncates=False,
+        shares_prefixes=shares_prefixes,
+    )
+    job = BatchJob(
+        preparer=preparer,
         answers=AnswerBuilder(None, {None: OutputRows("none")}, token_ids=False),
         engine=engine,
         results=results,
         statistics=statistics,
         max_in_flight=max_in_flight,
     )
-    return StubJob(job, engine, statistics)
+    return StubJob(job, preparer, engine, statistics)
 
 
 def records_of(rows: Iterable[dict[str, Any]]) -> Iterator[Record]:

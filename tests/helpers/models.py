@@ -58,7 +58,64 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", _SIZES | {"head_dim": 16}),
     "gemma2": ("Gemma2", _SIZES | _ONE_SLIDING_LAYER | _GEMMA),
     "gemma3": ("Gemma3", _SIZES | _ONE_SLIDING_LAYER | _GEMMA),
+    # Five sliding layers and one full one, in groups of one layer.
+    "gemma3_hybrid": (
+        "Gemma3",
+        _SIZES
+        | _GEMMA
+        | {
+            "intermediate_size": 48,
+            "num_hidden_layers": 6,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+        },
+    ),
+    # Full layers have other heads than sliding ones, so their pages have other shapes.
+    "gemma4": (
+        "Gemma4",
+        _SIZES
+        | _GEMMA
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+    ),
+    # Chunks reach the model by its mask alone; queries of the full layer grow with the position.
+    "llama4": (
+        "Llama4",
+        _SIZES
+        | {
+            "head_dim": 16,
+            "intermediate_size_mlp": 64,
+            "num_hidden_layers": 4,
+            "num_local_experts": 2,
+            "moe_layers": [1, 3],
+            "attention_chunk_size": WINDOW,
+            "floor_scale": 8,
+            "attn_scale": 0.5,
+        },
+    ),
     "mistral": ("Mistral", _SIZES | {"sliding_window": WINDOW}),
+    "qwen2_sliding": (
+        "Qwen2",
+        _SIZES | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    # The window reaches the model by its mask alone.
+    "qwen2_moe": (
+        "Qwen2Moe",
+        _SIZES
+        | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+        | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+        | {"shared_expert_intermediate_size": 32},
+    ),
+    "phimoe": (
+        "Phimoe",
+        _SIZES | {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 2},
+    ),
     "gpt_oss": (
         "GptOss",
         _SIZES
@@ -67,13 +124,19 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     ),
 }
-_CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
+_CONFIG_CLASSES = {
+    "Gemma3": "Gemma3TextConfig",
+    "Gemma4": "Gemma4TextConfig",
+    "Llama4": "Llama4TextConfig",
+}
 _MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 PLAIN_MODELS = ("llama", "qwen3", "gpt2", "gemma", "mistral", "gemma3")
 """Models that every backend can run."""
 EAGER_MODELS = ("gemma2", "gpt_oss")
 """Models with softcap or sinks."""
+HYBRID_MODELS = ("gemma3_hybrid", "gemma4", "llama4", "qwen2_sliding", "qwen2_moe", "phimoe")
+"""Models with several layer groups, pages of different shapes, or windows that only masks show."""
 
 
 def tiny_config(name: str, **changes: Any) -> PretrainedConfig:
@@ -138,10 +201,20 @@ def full_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tenso
 
 @contextmanager
 def make_engine(
-    model: PreTrainedModel | str, attention: str = "auto", **config: Any
+    model: PreTrainedModel | str,
+    attention: str = "auto",
+    *,
+    first_answer_share: float = 0.0,
+    **config: Any,
 ) -> Iterator[BuiltEngine]:
-    """Attach an engine to a model or to the tiny model of that name."""
+    """Attach an engine to a model or to the tiny model of that name.
+
+    By default admission expects short answers, so that requests do outgrow a small cache.
+    """
     if isinstance(model, str):
         model = tiny_model(model)
-    with attached_engine(model, ContinuousBatchingConfig(**config), attention) as built:
+    settings = ContinuousBatchingConfig(**config)
+    with attached_engine(
+        model, settings, attention, first_answer_share=first_answer_share
+    ) as built:
         yield built

@@ -69,7 +69,9 @@ def run_small(
             record = in_flight.pop(3 * statistics.rows_done % len(in_flight))
             row = answer_of(record, recipe.generation["max_new_tokens"])
             if row["error"] is None:
-                statistics.count_answer(row["finish_reason"], 1, 2)
+                statistics.count_answer(
+                    [row["finish_reason"]], prompt_tokens=1, completion_tokens=2
+                )
             else:
                 statistics.count_failure(row["error"]["code"])
             files.write(record.index, row)

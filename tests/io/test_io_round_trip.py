@@ -12,7 +12,7 @@ from cbgen.errors import RowError
 from cbgen.io.encode import encode_row
 from cbgen.io.identity import IdIndex
 from cbgen.io.prompts import parse_prompt
-from cbgen.io.rows import OUTPUT_FIELDS, Answer, OutputRows
+from cbgen.io.rows import OUTPUT_FIELDS, Answer, Choice, OutputRows
 from cbgen.io.writer import RowWriter
 from tests.helpers.records import read_bytes
 
@@ -38,9 +38,8 @@ def run(data: bytes, path, seed: int = 0) -> list[dict]:
         for record in records:
             try:
                 text = parse_prompt(record, template=None).text
-                answer = Answer(
-                    text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=1
-                )
+                choice = Choice(text=text, finish_reason="stop", completion_tokens=1)
+                answer = Answer(choices=[choice], prompt_tokens=1)
                 row = output.answer(record, answer)
             except RowError as error:
                 row = output.failure(record, error)

@@ -63,6 +63,8 @@ def test_every_setting_is_a_field_of_a_generation_config():
         ("min_p", 0),
         ("top_k", 10**30),
         ("max_tokens", 10**30),
+        ("n", 1),
+        ("n", 128),
         ("stop_token_ids", [0, 10**30]),
     ],
 )
@@ -87,6 +89,9 @@ def test_the_limits_are_within_those_of_a_generation_config(name, value):
         ("chat_template_kwargs", []),
         ("documents", ["a"]),
         ("n", True),
+        ("n", 0),
+        ("n", 129),
+        ("n", 1.5),
         ("response_format", {"type": "json_object"}),
         ("tool_choice", "required"),
     ],

@@ -111,7 +111,7 @@ def test_a_row_that_lacks_a_field_of_a_batch_line_names_it():
         (chat_line(tools={}), "invalid_tools", "tools"),
         (chat_line(tools=[]), "invalid_value", "tools"),
         (chat_line(stream=True), "unsupported_value", "stream"),
-        (chat_line(n=2), "unsupported_value", "n"),
+        (chat_line(n=129), "invalid_value", "n"),
         (chat_line(temperature="hot"), "invalid_type", "temperature"),
         (chat_line(temperature=-1), "invalid_value", "temperature"),
         (chat_line(max_tokens=0), "invalid_value", "max_tokens"),

@@ -11,21 +11,16 @@ from cbgen.io.openai_fields import BodyError
 from cbgen.io.openai_requests import identify
 from cbgen.io.openai_responses import CANCELLED, LINE_ID, BatchRun, OpenAILines, VllmLines
 from cbgen.io.row_facts import read_facts
-from cbgen.io.rows import Answer, OutputRows, logprobs_object, row_error
+from cbgen.io.rows import Answer, Choice, OutputRows, logprobs_object, row_error
 from tests.helpers.batch_files import chat_line, completion_line, line_record
 from tests.helpers.records import error_of, make_record, read_bytes
 
 RUN = BatchRun(seed=0, model="org/model", token_ids=False)
 LINES = {"openai": OpenAILines(RUN), "vllm": VllmLines(RUN)}
-ANSWER = Answer(
-    text="So.",
-    finish_reason="stop",
-    stop_reason=9,
-    prompt_tokens=3,
-    completion_tokens=2,
-    token_ids=[8, 9],
-    prompt_token_ids=[1, 2, 3],
-)
+SO = Choice(text="So.", finish_reason="stop", stop_reason=9, completion_tokens=2, token_ids=[8, 9])
+OR = Choice(text="Or", finish_reason="length", completion_tokens=1, token_ids=[7])
+ANSWER = Answer(choices=[SO], prompt_tokens=3, prompt_token_ids=[1, 2, 3])
+SAMPLES = Answer(choices=[SO, OR], prompt_tokens=3, prompt_token_ids=[1, 2, 3])
 REFUSAL = BodyError("unsupported_value", "n = 2 is not supported", param="n")
 
 
@@ -48,13 +43,13 @@ def never_ran(dialect):
 
 
 def with_logprobs(*logprobs):
-    return Answer(
+    choice = Choice(
         text="ab",
         finish_reason="length",
-        prompt_tokens=1,
         completion_tokens=2,
         logprobs=logprobs_object(tokens=["a", "é"], token_ids=[5, 6], logprobs=logprobs),
     )
+    return Answer(choices=[choice], prompt_tokens=1)
 
 
 def test_a_chat_completion_in_the_form_of_openai():
@@ -132,6 +127,37 @@ def test_token_ids_are_written_where_they_are_asked_for(dialect):
     assert (chat["prompt_token_ids"], chat["choices"][0]["token_ids"]) == ([1, 2, 3], [8, 9])
     (choice,) = body_of(completion_line(return_token_ids=True), dialect)["choices"]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2, 3], [8, 9])
+
+
+@pytest.mark.parametrize("dialect", LINES)
+@pytest.mark.parametrize("line", [chat_line(n=2), completion_line(n=2)], ids=["chat", "text"])
+def test_samples_are_numbered_choices_whose_prompt_counts_once(dialect, line):
+    body = body_of(line, dialect, answer=SAMPLES)
+    choices = body["choices"]
+    texts = [choice.get("text") or choice["message"]["content"] for choice in choices]
+    assert texts == ["So.", "Or"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert [choice["finish_reason"] for choice in choices] == ["stop", "length"]
+    usage = {name: body["usage"][f"{name}_tokens"] for name in ("prompt", "completion", "total")}
+    assert usage == {"prompt": 3, "completion": 3, "total": 6}
+
+
+@pytest.mark.parametrize("dialect", LINES)
+def test_every_sample_has_its_token_ids(dialect):
+    body = body_of(completion_line(n=2, return_token_ids=True), dialect, answer=SAMPLES)
+    assert [choice["token_ids"] for choice in body["choices"]] == [[8, 9], [7]]
+    assert [choice["prompt_token_ids"] for choice in body["choices"]] == [[1, 2, 3]] * 2
+
+
+def test_an_echo_begins_every_sample():
+    body = body_of(completion_line(prompt="Why? ", echo=True, n=2), answer=SAMPLES)
+    assert [choice["text"] for choice in body["choices"]] == ["Why? So.", "Why? Or"]
+
+
+def test_settings_that_contradict_each_other_are_the_fault_of_n():
+    error = RowError("invalid_generation_config", "greedy", type="invalid_request")
+    assert failed(error)["response"]["body"]["error"]["param"] == "n"
+    assert failed(error, "vllm")["error"]["error"]["param"] == "n"
 
 
 def test_log_probabilities_of_a_chat_completion():
@@ -251,7 +277,7 @@ def test_the_index_of_a_line_stands_in_its_id(dialect, index):
     line = answered(chat_line(), dialect, index=index)
     assert int(LINE_ID.fullmatch(line["id"])[1], 16) == index
     facts = read_facts(encode_row(line))
-    assert (facts.index, facts.finish_reason, facts.completion_tokens) == (index, "stop", 2)
+    assert (facts.index, facts.finish_reasons, facts.completion_tokens) == (index, ("stop",), 2)
 
 
 def test_ids_are_functions_of_seed_index_and_custom_id():
@@ -289,5 +315,5 @@ def test_a_line_that_never_ran_has_its_error_too():
 @pytest.mark.parametrize("dialect", LINES)
 def test_a_refusal_is_read_back_as_a_failed_row(dialect):
     facts = read_facts(encode_row(failed(REFUSAL, dialect)))
-    assert (facts.index, facts.finish_reason) == (0, "error")
+    assert (facts.index, facts.finish_reasons) == (0, ("error",))
     assert facts.error_code is not None

@@ -88,6 +88,23 @@ def test_logprobs_and_token_ids_are_nested_columns(write):
     assert second["logprobs"] is second["token_ids"] is None
 
 
+def test_samples_are_a_column_of_structs(write):
+    logprobs = {"tokens": ["a"], "token_ids": [5], "logprobs": [-0.5], "top": []}
+    choices = [
+        {"text": "a", "finish_reason": "stop", "stop_reason": 7, "logprobs": logprobs},
+        {"text": "b", "finish_reason": "length", "stop_reason": None, "logprobs": None},
+    ]
+    sampled = {"id": "r1", "index": 1, "choices": choices, "usage": None, "error": None}
+    path = write(row(0), sampled)
+    assert table(path).schema.names[-2:] == ["choices", "error"]
+    first, second = (json.loads(line) for line in read_parquet(str(path)))
+    assert (first["text"], first["choices"]) == ("an answer", None)
+    assert (second["text"], second["finish_reason"]) == (None, None)
+    expected = [{**choice, "token_ids": None} for choice in choices]
+    expected[0]["stop_reason"] = "7"
+    assert second["choices"] == expected
+
+
 def test_stop_reasons_of_both_kinds_are_text(write):
     rows = table(write(row(0, stop_reason=7), row(1, stop_reason="\n"))).to_pylist()
     assert [held["stop_reason"] for held in rows] == ["7", "\n"]

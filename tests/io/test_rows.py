@@ -7,12 +7,12 @@ import pytest
 
 from cbgen.errors import RowError
 from cbgen.io.encode import encode_row
-from cbgen.io.rows import OUTPUT_FIELDS, Answer, OutputRows, logprobs_object
+from cbgen.io.rows import OUTPUT_FIELDS, Answer, Choice, OutputRows, logprobs_object
 from tests.helpers.records import error_of, make_record, read_bytes
 
-ANSWER = Answer(
-    text="So.", finish_reason="stop", stop_reason="\n", prompt_tokens=12, completion_tokens=8
-)
+SO = Choice(text="So.", finish_reason="stop", stop_reason="\n", completion_tokens=8)
+OR = Choice(text="Or", finish_reason="length", completion_tokens=2)
+ANSWER = Answer(choices=[SO], prompt_tokens=12)
 FIELDS_AFTER_COLUMNS = ["text", "finish_reason", "stop_reason", "usage", "logprobs", "error"]
 
 
@@ -29,6 +29,29 @@ def test_an_answer_has_the_fields_in_their_order():
         b'"stop_reason":"\\n","usage":{"prompt_tokens":12,"completion_tokens":8},'
         b'"logprobs":null,"error":null}\n'
     )
+
+
+def test_several_samples_stand_in_choices_in_place_of_the_flat_fields():
+    answer = Answer(choices=[SO, OR], prompt_tokens=12)
+    row = OutputRows().answer(make_record({"question": "Why?"}, id="q1"), answer)
+    assert encode_row(row) == (
+        b'{"id":"q1","index":0,"question":"Why?","choices":['
+        b'{"text":"So.","finish_reason":"stop","stop_reason":"\\n","logprobs":null},'
+        b'{"text":"Or","finish_reason":"length","stop_reason":null,"logprobs":null}],'
+        b'"usage":{"prompt_tokens":12,"completion_tokens":10},"error":null}\n'
+    )
+
+
+def test_each_choice_has_its_token_ids_and_the_row_those_of_the_prompt():
+    choices = [
+        Choice(text="a", finish_reason="stop", completion_tokens=1, token_ids=[number])
+        for number in (4, 5)
+    ]
+    answer = Answer(choices=choices, prompt_tokens=1, prompt_token_ids=[3])
+    row = OutputRows().answer(make_record(), answer)
+    assert [choice["token_ids"] for choice in row["choices"]] == [[4], [5]]
+    assert row["prompt_token_ids"] == [3]
+    assert list(row)[-1] == "error"
 
 
 def test_a_failure_has_the_same_fields_with_its_error():
@@ -61,14 +84,8 @@ def test_every_input_line_gets_one_valid_row_even_if_all_fail():
 
 
 def test_token_ids_are_written_where_they_are_given():
-    answer = Answer(
-        text="a",
-        finish_reason="length",
-        prompt_tokens=1,
-        completion_tokens=2,
-        token_ids=[4, 5],
-        prompt_token_ids=(3,),
-    )
+    choice = Choice(text="a", finish_reason="length", completion_tokens=2, token_ids=[4, 5])
+    answer = Answer(choices=[choice], prompt_tokens=1, prompt_token_ids=(3,))
     row = OutputRows().answer(make_record(), answer)
     assert (row["token_ids"], row["prompt_token_ids"]) == ([4, 5], [3])
     assert list(row)[-1] == "error"

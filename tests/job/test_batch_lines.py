@@ -231,7 +231,7 @@ def test_rows_and_batch_lines_share_a_file(recipe):
 def test_statistics_count_batch_lines(recipe, tmp_path):
     out, statistics = run_file(recipe, tmp_path, input_format="openai")
     assert (statistics.rows_answered, statistics.rows_failed) == (7, 15)
-    assert statistics.errors["unsupported_value"] == 4
+    assert statistics.errors["unsupported_value"] == 3
     assert out.read_bytes().count(b"\n") == 22
 
 

@@ -106,6 +106,58 @@ def test_a_rows_own_seed_stands_in_place_of_run_seed_and_id():
     assert one == other == 42
 
 
+SAMPLING = {"temperature": 0.7, "num_return_sequences": 3}
+
+
+def test_every_sample_has_a_seed_of_its_own_beginning_with_that_of_a_single_one():
+    one = settings(run_seed=3, recipe={"temperature": 0.7}).for_row("r", None)
+    three = settings(run_seed=3, recipe=SAMPLING).for_row("r", None)
+    assert one.sample_seeds == (one.params.seed,)
+    assert three.sample_seeds == tuple(derive_seed(3, "r", index) for index in range(3))
+    assert three.sample_seeds[0] == three.params.seed == one.params.seed
+
+
+def test_samples_of_a_row_with_its_own_seed_depend_on_that_seed_alone():
+    one = settings(run_seed=1, recipe=SAMPLING).for_row("a", {"seed": 42}).sample_seeds
+    other = settings(run_seed=2, recipe=SAMPLING).for_row("b", {"seed": 42}).sample_seeds
+    third = settings(recipe=SAMPLING).for_row("a", {"seed": 43}).sample_seeds
+    assert one == other
+    assert one[0] == 42
+    assert len({*one, *third}) == 6
+
+
+def test_several_samples_of_a_greedy_recipe_are_refused():
+    with pytest.raises(UsageError, match=r"generation_config\.num_return_sequences = 3 .*greedy"):
+        settings(recipe={"num_return_sequences": 3})
+
+
+def test_a_model_that_samples_makes_several_samples_possible():
+    resolved = settings(model={"do_sample": True}, recipe={"num_return_sequences": 3})
+    assert len(resolved.for_row("r", None).sample_seeds) == 3
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row"),
+    [
+        ({}, {"num_return_sequences": 2}),
+        (SAMPLING, {"temperature": 0}),
+        (SAMPLING, {"do_sample": False}),
+        ({"do_sample": True}, {"num_return_sequences": 2, "temperature": 0}),
+    ],
+)
+def test_several_samples_of_a_greedy_row_are_the_rows_error(recipe, row):
+    with pytest.raises(
+        RowError, match=r"num_return_sequences = \d .*temperature above 0"
+    ) as caught:
+        settings(recipe=recipe).for_row("r", row)
+    assert caught.value.code == "invalid_generation_config"
+
+
+def test_a_row_may_want_one_sample_where_the_recipe_wants_several():
+    row = {"num_return_sequences": 1, "temperature": 0}
+    assert settings(recipe=SAMPLING).for_row("r", row).params.is_greedy
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -116,6 +168,7 @@ def test_a_rows_own_seed_stands_in_place_of_run_seed_and_id():
         ({"do_sample": False, "temperature": 0.5}, "do_sample"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"seed": -1}, "seed"),
+        ({"num_return_sequences": 129}, "at least 1 and at most 128, got 129"),
     ],
 )
 def test_a_wrong_row_field_is_the_rows_error(row, message):
@@ -146,6 +199,11 @@ def test_effective_settings_name_their_origin():
     assert shown["top_k"] == (0, "default")
     assert shown["max_new_tokens"] == (9, "recipe")
     assert shown["eos_token_id"] == ([2], "model")
+
+
+def test_effective_settings_name_the_number_of_samples_where_it_is_given():
+    assert settings(recipe=SAMPLING).effective()["num_return_sequences"] == (3, "recipe")
+    assert "num_return_sequences" not in settings().effective()
 
 
 def test_logprobs_follow_the_recipe():

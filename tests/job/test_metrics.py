@@ -37,7 +37,7 @@ def test_every_metric_is_described_and_counters_end_in_total():
 
 def test_the_samples_are_the_job_s():
     statistics = JobStatistics(rows_read=3)
-    statistics.count_answer("stop", 10, 6)
+    statistics.count_answer(["stop"], prompt_tokens=10, completion_tokens=6)
     statistics.count_failure("no_prompt")
     statistics.engine = StepStats(num_running=5, num_blocks=8, num_used_blocks=3)
     text = metrics_text(statistics, "out.jsonl", None)

@@ -43,8 +43,8 @@ def test_the_fields_are_the_documented_ones():
 
 def test_the_numbers_are_those_of_the_job():
     statistics = JobStatistics(rows_read=4, run_started=10.0, run_ended=12.0, load_seconds=3.0)
-    statistics.count_answer("stop", 10, 6)
-    statistics.count_answer("length", 20, 4)
+    statistics.count_answer(["stop"], prompt_tokens=10, completion_tokens=6)
+    statistics.count_answer(["length"], prompt_tokens=20, completion_tokens=4)
     statistics.count_failure("no_prompt")
     statistics.engine = StepStats(num_blocks=8, peak_used_blocks=5, num_preemptions=2)
     stats = make_stats(statistics, exit_code=1)

@@ -93,6 +93,13 @@ def test_answers_are_bounded_by_rows_and_context(plan):
     assert estimate["completion_tokens"] == 8 + 3 + 2
 
 
+def test_every_sample_of_a_row_has_an_answer_and_the_row_one_prompt(plan):
+    config = {"num_return_sequences": 3, "max_new_tokens": 4, "temperature": 1}
+    planned = plan([token_row(10, generation_config=config), token_row(10)])
+    assert planned.summary["prompt_tokens"]["total"] == 20
+    assert planned.summary["estimate"]["completion_tokens"] == 3 * 4 + 8
+
+
 def test_requests_at_once_follow_from_blocks(plan):
     planned = plan(
         [token_row(9), token_row(41)],
@@ -116,13 +123,6 @@ def test_rows_that_the_cache_may_be_too_small_for_are_counted(plan):
         rows, "continuous_batching_config.num_blocks=3", "generation_config.max_new_tokens=20"
     )
     assert planned.summary["may_outgrow_cache"] == 1
-
-
-def test_memory_parts_add_up(plan):
-    memory = plan().summary["memory"]
-    parts = ("weights", "cache", "logits_and_activations", "left_free")
-    assert sum(memory[part] for part in parts) == memory["free_now"]
-    assert all(memory[part] > 0 for part in parts)
 
 
 def test_without_rows_the_engine_alone_is_planned(plan):

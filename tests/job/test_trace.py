@@ -33,7 +33,10 @@ def spans(events: list[dict], name: str) -> list[dict]:
 
 
 def test_a_request_has_a_prefill_and_a_decode_span_on_the_track_of_its_row(path):
-    requests = [make_request("a", 3, max_new_tokens=4), make_request("b", 5, max_new_tokens=2)]
+    requests = [
+        make_request("a", 3, max_new_tokens=4),
+        make_request("b", [9, 9, 9, 9, 9], max_new_tokens=2),
+    ]
     events = run_traced(path, requests)
     prefills, decodes = spans(events, "prefill"), spans(events, "decode")
     assert {span["args"]["id"]: span["args"]["tokens"] for span in prefills} == {"a": 3, "b": 5}
@@ -77,7 +80,7 @@ def test_tracks_have_names(path):
 
 
 def test_a_preemption_is_an_instant(path):
-    requests = [make_request(name, 7, max_new_tokens=8) for name in "ab"]
+    requests = [make_request(str(n), [n] * 7, max_new_tokens=8) for n in (1, 2)]
     events = run_traced(path, requests, num_blocks=5)
     (instant,) = [event for event in events if event["ph"] == "i"]
     assert instant["name"] == "preempted"

@@ -94,6 +94,15 @@ def test_an_integer_becomes_a_float_where_one_is_wanted():
             {"do_sample": False, "temperature": 0.7},
             "do_sample = false contradicts temperature = 0.7; remove one",
         ),
+        (
+            {"num_return_sequences": 0},
+            "num_return_sequences must be at least 1 and at most 128, got 0",
+        ),
+        (
+            {"num_return_sequences": 3, "do_sample": False},
+            "num_return_sequences = 3 asks for different answers, and greedy decoding has only "
+            "one; set a temperature above 0 or do_sample: true, or num_return_sequences: 1",
+        ),
     ],
 )
 def test_a_refusal_names_field_and_value(values, message):
@@ -105,6 +114,12 @@ def test_a_refusal_names_field_and_value(values, message):
 @pytest.mark.parametrize("temperature", [0, 1, None])
 def test_greedy_beside_a_neutral_temperature_is_accepted(temperature):
     check_generation_fields({"do_sample": False, "temperature": temperature})
+
+
+@pytest.mark.parametrize("greedy", [{"do_sample": False}, {"do_sample": True, "temperature": 0}])
+def test_samples_without_sampling_are_refused_as_the_library_refuses_them(greedy):
+    assert refusal(num_return_sequences=2, **greedy).field == "num_return_sequences"
+    check_generation_fields({"num_return_sequences": 1, **greedy})
 
 
 def test_no_message_names_a_place():

@@ -196,9 +196,9 @@ def test_null_leaves_a_field_at_its_default(load):
     assert recipe.generation == {}
 
 
-def test_null_is_a_value_where_the_type_has_it(refusal):
-    message = refusal("continuous_batching_config: {cpu_offload_space: null}\n")
-    assert "cpu_offload_space = None is not supported yet" in message
+def test_null_is_a_value_where_the_type_has_it(load):
+    recipe = load("continuous_batching_config: {cpu_group_timeout: null}\n")
+    assert recipe.continuous_batching.cpu_group_timeout is None
 
 
 def test_the_class_names_are_spellings_of_the_section_names(load):

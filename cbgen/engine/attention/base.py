@@ -27,6 +27,8 @@ class LayerAttention:
 
     scaling: float
     sliding_window: int | None = None
+    """As the layer tells it, for the probe. Backends read the span of the metadata, which is also
+    known where the layer does not tell."""
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     """[num_heads] extra logits that take part in the softmax and carry no value."""
@@ -34,15 +36,36 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The pages of one layer: [num_blocks, page_size, num_kv_heads, key_dim or value_dim]."""
+    """The pages of one layer, in its dtype and on its device.
+
+    Block b begins `keys.stride(0)` elements after block b - 1, which may be more than the layer's
+    own page: a layer with larger pages may share the memory. Within a page there are no gaps.
+    """
 
     keys: torch.Tensor
+    """[num_blocks, page_size, num_kv_heads, key_dim]."""
     values: torch.Tensor
+    """[num_blocks, page_size, num_kv_heads, value_dim]."""
 
     def write(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store the step's keys and values, each [T, num_kv_heads, dim], at their slots."""
-        self.keys.flatten(0, 1).index_copy_(0, slot_mapping, key)
-        self.values.flatten(0, 1).index_copy_(0, slot_mapping, value)
+        """Store the step's keys and values at their slots.
+
+        Args:
+            key: [T, num_kv_heads, key_dim].
+            value: [T, num_kv_heads, value_dim].
+            slot_mapping: [T] int64, block * page_size + offset.
+        """
+        _write_slots(self.keys, key, slot_mapping)
+        _write_slots(self.values, value, slot_mapping)
+
+
+def _write_slots(pages: torch.Tensor, tokens: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    if pages.is_contiguous():
+        pages.flatten(0, 1).index_copy_(0, slot_mapping, tokens)
+        return
+    # Flattening strided pages would make a copy of them, and the tokens would land there.
+    page_size = pages.shape[1]
+    pages[slot_mapping // page_size, slot_mapping % page_size] = tokens
 
 
 class AttentionBackend(Protocol):
@@ -58,12 +81,12 @@ class AttentionBackend(Protocol):
         metadata: AttentionMetadata,
         layer: LayerAttention,
     ) -> torch.Tensor:
-        """Attend each token to its own request's tokens, in order.
+        """Attend each token to those of its own request that the span shows it, itself the last.
 
         Args:
             query: [T, num_heads, key_dim].
             cache: pages of the layer, the step's own keys and values already written.
-            metadata: places of the step's tokens.
+            metadata: places of the step's tokens in the layer's group, and what a query sees.
             layer: scaling and special needs of the layer.
 
         Returns:
@@ -71,6 +94,12 @@ class AttentionBackend(Protocol):
         """
 
 
-def gather_pages(pages: torch.Tensor, blocks: slice | torch.Tensor, length: int) -> torch.Tensor:
-    """Return one request's keys or values out of its pages: [length, num_kv_heads, dim]."""
-    return pages[blocks].flatten(0, 1)[:length]
+def gather_pages(pages: torch.Tensor, blocks: slice | torch.Tensor, seen: slice) -> torch.Tensor:
+    """Return some of one request's keys or values: [keys in `seen`, num_kv_heads, dim].
+
+    Args:
+        pages: [num_blocks, page_size, num_kv_heads, dim].
+        blocks: the request's blocks, [k] int64 or a slice.
+        seen: which of the k * page_size tokens in these blocks.
+    """
+    return pages[blocks].flatten(0, 1)[seen]

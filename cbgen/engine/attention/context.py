@@ -20,6 +20,9 @@ from cbgen.engine.attention.base import LayerAttention
 class ForwardContext(Protocol):
     """Whoever answers the attention layers in a forward pass: the runner's step, or the probe."""
 
+    positions: torch.Tensor
+    """[T] int64: position of each token in its own request."""
+
     def attend(
         self,
         layer_index: int,

@@ -6,29 +6,43 @@ from dataclasses import dataclass, field
 
 import torch
 
+from cbgen.engine.cache.groups import AttentionSpan
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Places of the step's tokens in the paged cache; n requests, T tokens, packed without padding.
+    """Places of the step's tokens in the pages of one layer group.
 
-    The lists are the host's copy, for backends that loop over requests.
+    n requests, T tokens, packed without padding. The lists are the host's copy, for backends that
+    loop over requests.
     """
 
+    span: AttentionSpan
+    """Which keys a query of these layers sees."""
     query_starts: list[int]
     """[n + 1] where each request's tokens begin among the T tokens."""
     key_lens: list[int]
-    """[n] tokens of each request in the cache once this step's are written."""
+    """[n] tokens of each request once this step's are written: its keys end before this position.
+    """
     block_tables: torch.Tensor
-    """[n, blocks of the longest] int64, on the device;
-    what is beyond a request's own is undefined."""
+    """[n, blocks of the longest] int64, on the device; what is beyond a request's own blocks, or
+    before those that its queries see, is undefined."""
     slot_mapping: torch.Tensor
     """[T] int64, on the device: place of each new token in the flat cache."""
     page_size: int
-    key_blocks: list[slice | torch.Tensor] = field(default_factory=list)
-    """[n] the blocks of each request, cut to its length: int64 on the device, or a slice where they
-    lie side by side."""
-    masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
-    """(request, window) -> mask [query_len, key_len], shared by all layers of a step."""
+    first_keys: list[int]
+    """[n] position of the earliest key that any query of the request sees.
+
+    From here to the end every key is seen by some query. Those before may be anybody's, so they
+    must not even meet a mask: what is not a number would come through."""
+    key_starts: list[int]
+    """[n] position of the first key in `key_blocks`: a multiple of `page_size`, at or before
+    `first_keys`."""
+    key_blocks: list[slice | torch.Tensor]
+    """[n] the blocks of each request from `key_starts` to `key_lens`: int64 on the device, or a
+    slice where they lie side by side."""
+    masks: dict[int, torch.Tensor] = field(default_factory=dict)
+    """request -> mask [query_len, keys], shared by all layers of the group in a step."""
 
     @property
     def num_requests(self) -> int:
@@ -41,15 +55,22 @@ class AttentionMetadata:
 
 
 def causal_mask(
-    query_len: int, key_len: int, window: int | None, device: torch.device
+    query_len: int, key_len: int, span: AttentionSpan, key_start: int, device: torch.device
 ) -> torch.Tensor:
-    """Return which keys each query sees: [query_len, key_len] bool, queries at the end of the keys.
+    """Return which keys each query sees: [query_len, key_len - key_start] bool.
 
-    A window of W shows a query its own key and the W - 1 before it, as transformers counts.
+    Args:
+        query_len: number of queries; they are the last tokens of the request.
+        key_len: tokens of the request.
+        span: which of the earlier keys a query sees.
+        key_start: position of the first key.
+        device: where the mask is made.
     """
     queries = torch.arange(key_len - query_len, key_len, device=device)[:, None]
-    keys = torch.arange(key_len, device=device)[None, :]
+    keys = torch.arange(key_start, key_len, device=device)[None, :]
     visible = keys <= queries
-    if window is not None:
-        visible &= keys > queries - window
+    if span.window is not None:
+        visible &= keys > queries - span.window
+    if span.chunk is not None:
+        visible &= keys >= queries // span.chunk * span.chunk
     return visible

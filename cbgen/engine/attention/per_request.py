@@ -8,6 +8,7 @@ import torch
 
 from cbgen.engine.attention.base import LayerAttention, LayerCache, gather_pages
 from cbgen.engine.attention.metadata import AttentionMetadata, causal_mask
+from cbgen.engine.sizing import MOST_SCORES
 
 Attend = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, LayerAttention], torch.Tensor
@@ -23,31 +24,37 @@ def attend_per_request(
     layer: LayerAttention,
     attend: Attend,
 ) -> torch.Tensor:
-    """Run `attend` on each request's tokens; shapes as in `AttentionBackend.forward`."""
+    """Run `attend` on each request's tokens; shapes as in `AttentionBackend.forward`.
+
+    Queries of a long request run in several parts, so that the scores of all heads, which backends
+    may hold in memory, stay within a bound that the plan counts on.
+    """
     outputs = []
     for index in range(metadata.num_requests):
         begin, end = metadata.query_starts[index], metadata.query_starts[index + 1]
-        length = metadata.key_lens[index]
-        blocks = metadata.key_blocks[index]
-        keys = gather_pages(cache.keys, blocks, length).transpose(0, 1)
-        values = gather_pages(cache.values, blocks, length).transpose(0, 1)
-        mask = None
-        if end - begin == 1:
-            # A single query sees every key, so a window is a matter of cutting.
-            if layer.sliding_window is not None:
-                keys = keys[:, -layer.sliding_window :]
-                values = values[:, -layer.sliding_window :]
-        else:
-            mask = _mask(metadata, index, layer.sliding_window, query.device)
-        outputs.append(attend(query[begin:end].transpose(0, 1), keys, values, mask, layer))
+        blocks, start = metadata.key_blocks[index], metadata.key_starts[index]
+        seen = slice(metadata.first_keys[index] - start, metadata.key_lens[index] - start)
+        keys = gather_pages(cache.keys, blocks, seen).transpose(0, 1)
+        values = gather_pages(cache.values, blocks, seen).transpose(0, 1)
+        # A single query sees every key that is left.
+        mask = None if end - begin == 1 else _mask(metadata, index, query.device)
+        part = max(1, MOST_SCORES // (query.shape[1] * keys.shape[1]))
+        for first in range(begin, end, part):
+            rows = query[first : min(first + part, end)].transpose(0, 1)
+            seen_by = None if mask is None else mask[first - begin : first - begin + part]
+            outputs.append(attend(rows, keys, values, seen_by, layer))
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-def _mask(
-    metadata: AttentionMetadata, index: int, window: int | None, device: torch.device
-) -> torch.Tensor:
-    mask = metadata.masks.get((index, window))
+def _mask(metadata: AttentionMetadata, index: int, device: torch.device) -> torch.Tensor:
+    mask = metadata.masks.get(index)
     if mask is None:
-        mask = causal_mask(metadata.query_len(index), metadata.key_lens[index], window, device)
-        metadata.masks[index, window] = mask
+        mask = causal_mask(
+            metadata.query_len(index),
+            metadata.key_lens[index],
+            metadata.span,
+            metadata.first_keys[index],
+            device,
+        )
+        metadata.masks[index] = mask
     return mask

@@ -1,9 +1,53 @@
-"""Layer groups: layers with one kind of attention share one block table. No tensors."""
+"""Layer groups: layers with one kind of attention share one block table. No tensors.
+
+All groups are served by one pool of equal blocks, so that memory moves freely between them. To make
+the blocks equal, layers of one kind are split into groups of about the same number of layers, as
+vLLM's hybrid cache does: 22 sliding and 4 full layers become six sliding groups and one full one,
+and a block is a page in each of up to four layers. Layers at the same place in their groups share
+one tensor of pages; a block belongs to one group at a time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+_MOST_WASTE = 0.1
+"""Share of a block that may be empty, in groups with fewer layers than the largest one."""
+
+
+class AttentionSpan(NamedTuple):
+    """Which keys a query sees: all up to its own, the last ones, or those of its chunk."""
+
+    window: int | None = None
+    """Sliding: the query's own key and the `window - 1` before it, as transformers counts."""
+    chunk: int | None = None
+    """Chunked (Llama 4): the keys from the last multiple of `chunk` on."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every earlier key is seen."""
+        return self.window is None and self.chunk is None
+
+    def first_key(self, position: int) -> int:
+        """Return the position of the earliest key that a query at `position` sees.
+
+        It never decreases with the position, so earlier keys can be forgotten.
+        """
+        if self.window is not None:
+            return max(0, position - self.window + 1)
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        return 0
+
+    def most_blocks(self, max_batch_tokens: int, page_size: int) -> int | None:
+        """Return the most blocks that one step of a request needs; None = all of its blocks."""
+        reach = self.window if self.window is not None else self.chunk
+        if reach is None:
+            return None
+        # The keys of the first query of the step, and the step's own, at any offset in a page.
+        return -(-(reach - 1 + max_batch_tokens) // page_size) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +61,15 @@ class LayerFacts:
     value_dim: int
     sliding_window: int | None = None
     """Keys that a query sees, its own included; None = all."""
+    attention_chunk: int | None = None
+    """Tokens of a chunk, in layers whose queries see their own chunk alone; None = all."""
     has_softcap: bool = False
     has_sinks: bool = False
+
+    @property
+    def span(self) -> AttentionSpan:
+        """Which keys a query sees."""
+        return AttentionSpan(self.sliding_window, self.attention_chunk)
 
     def page_bytes(self, page_size: int, itemsize: int) -> int:
         """Return the bytes of one page of this layer, keys and values together."""
@@ -29,17 +80,58 @@ class LayerFacts:
 class LayerGroup:
     """The layers whose pages are handed out together: one block is one page in each of them."""
 
+    span: AttentionSpan
     layers: tuple[LayerFacts, ...]
-
-    def block_bytes(self, page_size: int, itemsize: int) -> int:
-        """Return the bytes of one block."""
-        return sum(layer.page_bytes(page_size, itemsize) for layer in self.layers)
 
 
 def group_layers(layers: Sequence[LayerFacts]) -> tuple[LayerGroup, ...]:
-    """Sort layers into groups.
+    """Sort layers into groups of about equal size, each of one attention span."""
+    by_span: dict[AttentionSpan, list[LayerFacts]] = {}
+    for layer in layers:
+        by_span.setdefault(layer.span, []).append(layer)
+    size = _group_size([len(members) for members in by_span.values()])
+    groups = []
+    for span, members in by_span.items():
+        # Layers at the same place share a tensor, so large pages come together.
+        members.sort(key=lambda layer: -layer.page_bytes(1, 1))
+        count = -(-len(members) // size)
+        groups += [LayerGroup(span, tuple(members[first::count])) for first in range(count)]
+    return tuple(groups)
 
-    All layers are in one group: sliding layers keep their whole sequence, and the window is applied
-    by the attention backend.
+
+def layers_by_place(groups: Sequence[LayerGroup]) -> list[list[LayerFacts]]:
+    """Return, for each place in a group, the layers that stand there: they share their memory."""
+    num_places = max((len(group.layers) for group in groups), default=0)
+    return [
+        [group.layers[place] for group in groups if place < len(group.layers)]
+        for place in range(num_places)
+    ]
+
+
+def block_bytes(groups: Sequence[LayerGroup], page_size: int, itemsize: int) -> int:
+    """Return the bytes of one block of the pool.
+
+    At each place that is the most that the keys of any layer take, and the most that values do.
     """
-    return (LayerGroup(tuple(layers)),)
+    return sum(
+        page_size
+        * itemsize
+        * (
+            max(layer.num_kv_heads * layer.key_dim for layer in layers)
+            + max(layer.num_kv_heads * layer.value_dim for layer in layers)
+        )
+        for layers in layers_by_place(groups)
+    )
+
+
+def _group_size(counts: Sequence[int]) -> int:
+    """Return the largest group size that leaves little of the blocks empty; 1 leaves nothing.
+
+    Args:
+        counts: layers of each kind.
+    """
+    for size in range(max(counts, default=1), 1, -1):
+        places = size * sum(-(-count // size) for count in counts)
+        if sum(counts) >= (1 - _MOST_WASTE) * places:
+            return size
+    return 1

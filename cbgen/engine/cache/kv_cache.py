@@ -1,90 +1,276 @@
-"""The cache as the scheduler sees it: who holds which blocks, and whether more can be had."""
+"""The cache as the scheduler sees it: who holds which blocks, what can be shared, what moves.
+
+A request's tokens are a sequence of logical blocks (`PrefixNode`), each with one block in every
+layer group.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from cbgen.engine.cache.block_pool import BlockPool
+from cbgen.engine.cache.groups import AttentionSpan
+from cbgen.engine.cache.host_pool import HostCopy, HostPool
+from cbgen.engine.cache.match import PrefixMatch, PrefixMatcher
+from cbgen.engine.cache.prefix import PrefixNode
+from cbgen.engine.cache.sequence import (
+    BlockSequence,
+    check_sequences,
+    packed_range,
+    packed_tokens,
+)
+from cbgen.engine.cache.tables import BlockTables, Growth
+from cbgen.engine.cache.tree import PrefixTree
+from cbgen.engine.request import Request
+from cbgen.engine.step import BlockCopy, BlockSwap
+
+
+class Placement(NamedTuple):
+    """What a request got when it was admitted."""
+
+    blocks: list[Growth]
+    copies: list[BlockCopy]
+    swaps_in: list[BlockSwap]
 
 
 class KVCache:
-    """Owns the block table of every admitted request.
+    """Owns the blocks of every admitted request, the prefix cache and the host pool.
 
-    Invariant: a request's table has room for its stored tokens and no block beyond its known ones.
+    Args:
+        num_blocks: blocks of the pool that serves all groups.
+        page_size: tokens of a block.
+        spans: attention span of each group.
+        max_batch_tokens: most tokens that one step runs.
+        shares_prefixes: whether requests may use one another's blocks.
+        num_host_blocks: blocks of host memory for preempted requests.
     """
 
-    def __init__(self, num_blocks: int, page_size: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        page_size: int,
+        spans: Sequence[AttentionSpan] = (AttentionSpan(),),
+        *,
+        max_batch_tokens: int = 1024,
+        shares_prefixes: bool = True,
+        num_host_blocks: int = 0,
+    ) -> None:
         self.page_size = page_size
-        self._pool = BlockPool(num_blocks)
-        self._tables: dict[str, list[int]] = {}
+        self._shares_prefixes = shares_prefixes
+        self._pool = BlockPool(num_blocks, on_evict=lambda block: self._tree.evicted(block))
+        self._tree = PrefixTree(self._pool, spans)
+        self._tables = BlockTables(
+            self._pool,
+            self._tree,
+            page_size=page_size,
+            spans=spans,
+            max_batch_tokens=max_batch_tokens,
+        )
+        self._matcher = PrefixMatcher(self._tree.root, page_size, spans)
+        self._host = HostPool(num_host_blocks)
+        self._sequences: dict[str, BlockSequence] = {}
+
+    @property
+    def num_groups(self) -> int:
+        """Layer groups, each with a block of its own for the same tokens."""
+        return self._tables.num_groups
 
     @property
     def num_blocks(self) -> int:
-        """All blocks of the cache."""
+        """All blocks of the pool."""
         return self._pool.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be allocated now."""
+        """Blocks that can be allocated now, cached ones included."""
         return self._pool.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that nobody uses now and that hold the beginning of some prompt."""
+        return self._pool.num_cached
+
+    @property
+    def num_evictions(self) -> int:
+        """Cached blocks that were dropped to make room."""
+        return self._pool.num_evictions
 
     @property
     def max_tokens(self) -> int:
         """Tokens that one request alone can store."""
-        return self.num_blocks * self.page_size
+        return self._tables.max_tokens
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens."""
-        return -(-num_tokens // self.page_size)
+    @property
+    def max_chunk_tokens(self) -> int:
+        """Tokens of one request that a step may run."""
+        return self._tables.max_chunk_tokens
 
-    def can_allocate(self, request_id: str, num_tokens: int) -> bool:
-        """Whether `allocate` would succeed."""
-        held = len(self._tables.get(request_id, ()))
-        return self.num_blocks_for(num_tokens) - held <= self._pool.num_free
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the most blocks of the pool that a request of `num_tokens` tokens holds."""
+        return self._tables.blocks_for(num_tokens)
 
-    def allocate(self, request_id: str, num_tokens: int) -> tuple[int, tuple[int, ...]]:
-        """Give a request room for `num_tokens` tokens in all.
+    def match(self, request: Request, step: int) -> PrefixMatch:
+        """Return what the prefix cache has of a waiting request's tokens.
 
-        Returns:
-            The logical index of the first new block, and the new blocks (none if there was room).
+        Args:
+            request: not admitted.
+            step: number of the step that is being scheduled.
+        """
+        if not self._shares_prefixes:
+            return PrefixMatch()
+        # Beyond whole pages, the host pool has what a preempted request needs.
+        has_tail = self._host.find(request.request_id) is None
+        return self._matcher.match(request, packed_tokens(request), step, has_tail=has_tail)
+
+    def can_admit(self, request: Request, match: PrefixMatch) -> bool:
+        """Whether `admit` would succeed."""
+        _, start = self._start(request, match)
+        return self._tables.can_begin(match.shared, start, request.num_tokens)
+
+    def admit(self, request: Request, match: PrefixMatch, step: int) -> Placement:
+        """Give a request blocks for all its known tokens; windowed groups get what they need first.
+
+        Sets what the request has computed and how much room it has.
 
         Raises:
-            ValueError: not enough blocks are free; ask `can_allocate` first.
+            ValueError: not enough blocks are free; ask `can_admit` first.
         """
-        table = self._tables.setdefault(request_id, [])
-        first = len(table)
-        missing = self.num_blocks_for(num_tokens) - first
-        if missing <= 0:
-            return first, ()
-        new_blocks = self._pool.allocate(missing)
-        table.extend(new_blocks)
-        return first, tuple(new_blocks)
+        host_copy, start = self._start(request, match)
+        sequence = BlockSequence(self.num_groups)
+        for node in match.shared:
+            sequence.append(node)
+        extended = self._tables.extend(request, sequence, start)
+        if extended is None:
+            raise ValueError(f"not enough blocks are free for {request.request_id}")
+        blocks, fresh = extended
+        self._sequences[request.request_id] = sequence
+        sequence.num_final = len(match.nodes)
+        request.num_computed_tokens = start
+        request.num_settled_tokens, request.settled_step = 0, step
+        copies: list[BlockCopy] = []
+        if match.tail is not None:
+            target = sequence.nodes[len(match.nodes)]
+            target.owner = request
+            target.copied = (step, match.tail_tokens, match.source_blocks or list(target.blocks))
+            copies = self._copies(target, match)
+        swaps = [] if host_copy is None else self._restore(sequence, host_copy, fresh)
+        self._host.free(request.request_id)
+        self._index(request, sequence, request.num_known_tokens)
+        return Placement(blocks, copies, swaps)
 
-    def free(self, request_id: str) -> None:
-        """Take all blocks of a request back; without effect if it holds none."""
-        self._pool.release(reversed(self._tables.pop(request_id, [])))
+    def grow(self, request: Request, start: int) -> list[Growth] | None:
+        """Give an admitted request room for its known tokens, as far as a step at `start` needs.
 
-    def block_table(self, request_id: str) -> tuple[int, ...]:
-        """Return the blocks of a request in logical order."""
-        return tuple(self._tables.get(request_id, ()))
+        Returns:
+            The new blocks, or None if not enough are free; nothing is taken then.
+        """
+        sequence = self._sequences[request.request_id]
+        self._index(request, sequence, request.num_known_tokens)
+        extended = self._tables.extend(request, sequence, start)
+        return None if extended is None else extended[0]
 
-    def check(self, requests: Iterable[tuple[str, int, int]]) -> None:
+    def offload(self, request: Request) -> tuple[BlockSwap, ...] | None:
+        """Keep an admitted request's blocks in the host pool; to be followed by `free`.
+
+        Returns:
+            The copies to make, or None if the pool has no room.
+        """
+        sequence = self._sequences[request.request_id]
+        num_tokens = min(request.num_computed_tokens, request.num_known_tokens)
+        if num_tokens == 0:
+            return None
+        end = -(-num_tokens // self.page_size)
+        held = (place for place in sequence.held() if place[0][0] < end)
+        return self._host.store(request.request_id, num_tokens, held)
+
+    def free(self, request: Request, *, keep: bool = True) -> None:
+        """Take all blocks of a request back; without effect if it holds none.
+
+        Args:
+            request: its tokens so far, which the prefix cache will know, are read here.
+            keep: False if what it computed must not be used by others.
+        """
+        sequence = self._sequences.pop(request.request_id, None)
+        if sequence is None:
+            return
+        num_tokens = min(request.num_computed_tokens, request.num_known_tokens) if keep else 0
+        if keep:
+            self._index(request, sequence, num_tokens)
+        request.num_slots = 0
+        request.packed_tokens = None
+        for node in reversed(sequence.nodes):
+            if node.owner is request:
+                node.owner = None
+                self._tree.truncate(node, num_tokens - node.index * self.page_size)
+            for group, block in sequence.held_of(node):
+                self._tables.release(node, group, block)
+            node.num_users -= 1
+            self._tree.drop_if_useless(node)
+
+    def forget(self, request_id: str) -> None:
+        """Give up what a request has in the host pool."""
+        self._host.free(request_id)
+
+    def reset_prefixes(self) -> None:
+        """Forget all prefixes, for instance because the weights have changed.
+
+        Admitted requests keep their blocks; what they compute is not shared any more.
+        """
+        self._tree.clear()
+        for sequence in self._sequences.values():
+            sequence.is_cacheable = False
+
+    def block_table(self, request_id: str, group: int = 0) -> tuple[int, ...]:
+        """Return the blocks that a request holds in a group, in logical order."""
+        sequence = self._sequences.get(request_id)
+        return () if sequence is None else sequence.table(group)
+
+    def check(self, active: Iterable[Request], waiting: Iterable[str]) -> None:
         """Recompute everything from scratch and compare.
 
         Args:
-            requests: each admitted request with the tokens it has stored and the tokens it knows.
+            active: the admitted requests.
+            waiting: ids of requests that wait for admission.
 
         Raises:
-            AssertionError: a count, a table or the free list is wrong.
+            AssertionError: a count, a table, the tree or a free list is wrong.
         """
-        self._pool.check(self._tables.values())
-        admitted = {request_id: (stored, known) for request_id, stored, known in requests}
-        if admitted.keys() != self._tables.keys():
-            strange = sorted(admitted.keys() ^ self._tables.keys())
-            raise AssertionError(f"block tables and admitted requests differ: {strange[:8]}")
-        for request_id, (stored, known) in admitted.items():
-            held = len(self._tables[request_id])
-            if not self.num_blocks_for(stored) <= held <= self.num_blocks_for(known):
-                raise AssertionError(
-                    f"{request_id} holds {held} blocks with {stored} tokens stored, {known} known"
-                )
+        check_sequences(self._sequences, list(active), self.page_size)
+        held = ([block for _, block in seq.held()] for seq in self._sequences.values())
+        self._pool.check(held, self._tree.check())
+        self._host.check(waiting)
+
+    def _start(self, request: Request, match: PrefixMatch) -> tuple[HostCopy | None, int]:
+        """Return the host copy that a request goes on from, if any, and its computed tokens."""
+        found = match.num_tokens(self.page_size)
+        host_copy = self._host.find(request.request_id)
+        if host_copy is None:
+            return None, found
+        # One token is left to compute, even if its result was lost.
+        return host_copy, max(found, min(host_copy.num_tokens, request.num_tokens - 1))
+
+    def _index(self, request: Request, sequence: BlockSequence, num_tokens: int) -> None:
+        if self._shares_prefixes and sequence.is_cacheable:
+            begin = sequence.num_final * self.page_size
+            end = min(num_tokens, len(sequence.nodes) * self.page_size)
+            self._tree.index(sequence, packed_range(request, begin, end), self.page_size)
+
+    def _copies(self, target: PrefixNode, match: PrefixMatch) -> list[BlockCopy]:
+        for source in match.source_blocks:
+            self._pool.touch(source)
+        return [
+            BlockCopy(source, block, match.tail_tokens)
+            for source, block in zip(match.source_blocks, target.blocks, strict=False)
+            if source >= 0 and block >= 0
+        ]
+
+    def _restore(
+        self, sequence: BlockSequence, host_copy: HostCopy, fresh: set[int]
+    ) -> list[BlockSwap]:
+        swaps = []
+        for (index, group), host_block in host_copy.blocks.items():
+            block = sequence.nodes[index].blocks[group]
+            if block in fresh:  # the others are shared, and hold the same already
+                swaps.append(BlockSwap(block, host_block))
+        return swaps

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from cbgen.engine.attention.base import LayerAttention
 from cbgen.engine.attention.context import forward_context
-from cbgen.engine.cache.groups import LayerFacts
+from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.errors import UsageError
@@ -24,7 +24,8 @@ from cbgen.errors import UsageError
 _SEQUENCE = (1, 0, 1)
 _TOLERANCE = 1e-2
 """Share of the largest logit by which the two copies may differ; rounding makes far less."""
-_UNSUPPORTED_LAYERS = ("chunked_attention", "linear_attention", "conv", "mamba", "recurrent")
+_UNSUPPORTED_LAYERS = ("linear_attention", "conv", "mamba", "recurrent")
+_SLIDING_LAYERS = ("sliding_attention", "hybrid_sliding", "reference_sliding_attention")
 
 # What the code of a model raises when it gets no mask, or shapes that it did not expect.
 _FORWARD_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
@@ -33,7 +34,9 @@ _FORWARD_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError
 class _Recorder:
     """Answers attention layers with zeros and writes down what they asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: PretrainedConfig, positions: torch.Tensor) -> None:
+        self.positions = positions
+        self._config = config
         self.layers: dict[int, LayerFacts] = {}
         self.repeated: set[int] = set()
 
@@ -47,13 +50,15 @@ class _Recorder:
     ) -> torch.Tensor:
         if layer_index in self.layers:
             self.repeated.add(layer_index)
+        span = _span(self._config, layer_index, layer.sliding_window)
         self.layers[layer_index] = LayerFacts(
             index=layer_index,
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             key_dim=key.shape[2],
             value_dim=value.shape[2],
-            sliding_window=layer.sliding_window,
+            sliding_window=span.window,
+            attention_chunk=span.chunk,
             has_softcap=layer.softcap is not None,
             has_sinks=layer.sinks is not None,
         )
@@ -69,15 +74,17 @@ def probe_model(model: PreTrainedModel) -> ModelFacts:
     config = model.config.get_text_config()
     model_type = str(model.config.model_type)
     _refuse_layer_types(config, model_type)
-    recorder = _Recorder()
     device = model.device
     length = len(_SEQUENCE)
     token_ids = torch.tensor([_SEQUENCE * 2], device=device)
     positions = torch.arange(length, device=device).repeat(2)[None]
+    recorder = _Recorder(config, positions[0])
     ends = torch.tensor([length - 1, 2 * length - 1], device=device)
     try:
         with attached(model), forward_context(recorder), torch.inference_mode():
             logits = run_model(model, token_ids, positions, ends).float()
+    except UsageError as error:
+        raise UsageError(f"model type {model_type!r} is not supported: {error}") from error
     except _FORWARD_ERRORS as error:
         raise UsageError(
             f"model type {model_type!r} is not supported: it cannot run packed tokens without a "
@@ -142,6 +149,36 @@ def run_model(
     )
     logits: torch.Tensor = output.logits[0]
     return logits
+
+
+def _span(config: PretrainedConfig, layer_index: int, told: int | None) -> AttentionSpan:
+    """Return which keys the queries of a layer see.
+
+    What the layer tells the hook counts. Some tell nothing and leave it to the mask (Llama 4,
+    Qwen2-MoE, Phi-MoE), which follows the config by the rule that transformers' own cache follows
+    too: layer by layer by `layer_types`; without that, every layer is of one kind.
+
+    Raises:
+        UsageError: the config says that there is a window, and not which.
+    """
+    if told:
+        return AttentionSpan(window=told)
+    window = getattr(config, "sliding_window", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:
+        return AttentionSpan(window=window or None, chunk=None if window else chunk or None)
+    layer_type = layer_types[layer_index]
+    is_chunked = layer_type == "chunked_attention"
+    if not is_chunked and layer_type not in _SLIDING_LAYERS:
+        return AttentionSpan()
+    size = chunk if is_chunked else window
+    if not size:
+        raise UsageError(
+            f"layer {layer_index} is of type {layer_type!r}, and its config has no "
+            f"{'attention_chunk_size' if is_chunked else 'sliding_window'}"
+        )
+    return AttentionSpan(chunk=size) if is_chunked else AttentionSpan(window=size)
 
 
 def _keeps_sequences_apart(model: PreTrainedModel, logits: torch.Tensor) -> bool:

@@ -24,6 +24,8 @@ class SchedulerLimits:
     """Token ids are in [0, vocab_size)."""
     safety_margin: float
     """Share of the cache below which nothing is admitted beside running requests."""
+    first_answer_share: float = 1.0
+    """Share of its longest answer that a request is expected to use, until answers have ended."""
 
     def __post_init__(self) -> None:
         if self.max_requests > self.max_batch_tokens:
@@ -40,7 +42,10 @@ class Scheduler(Protocol):
         """Take a request, or fail it at once if it can never run; `take_finished` then has it."""
 
     def cancel(self, request_id: str) -> None:
-        """End a request now with what it has; unknown and finished ids are ignored."""
+        """End a request and its other samples now; unknown and finished ids are ignored."""
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what was computed for other requests, because the weights have changed."""
 
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""

@@ -1,0 +1,114 @@
+"""Collects what one step does, and counts down its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cbgen.engine.cache.kv_cache import Placement
+from cbgen.engine.cache.tables import Growth
+from cbgen.engine.request import Request
+from cbgen.engine.step import (
+    AdmittedRow,
+    BlockCopy,
+    BlockSwap,
+    NewBlocks,
+    ScheduledBatch,
+    ScheduledRequest,
+)
+
+
+class BatchBuilder:
+    """One step in the making.
+
+    Args:
+        step: its number.
+        max_tokens: tokens of the forward pass.
+    """
+
+    def __init__(self, step: int, max_tokens: int) -> None:
+        self.step = step
+        self.tokens_left = max_tokens
+        self._max_tokens = max_tokens
+        self._requests: list[ScheduledRequest] = []
+        self._admitted: list[AdmittedRow] = []
+        self._new_blocks: list[NewBlocks] = []
+        self._copies: list[BlockCopy] = []
+        self._swaps_in: list[BlockSwap] = []
+        self._swaps_out: list[BlockSwap] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken so far."""
+        return self._max_tokens - self.tokens_left
+
+    def decode(self, requests: Iterable[Request]) -> None:
+        """Run one token of each request and sample the next one; there must be tokens left."""
+        step, scheduled = self.step, self._requests
+        before = len(scheduled)
+        # Called for every request of every step: a named tuple's own constructor takes twice as
+        # long.
+        new, kind, nothing = tuple.__new__, ScheduledRequest, ()
+        for request in requests:
+            start = request.num_computed_tokens
+            request.settled_step = step
+            request.num_settled_tokens = start
+            request.num_computed_tokens = start + 1
+            request.num_tokens += 1
+            request.num_pending_tokens += 1
+            item = (request.row, request.admission, request.request_id, start, 1, 1, 1, nothing)
+            scheduled.append(new(kind, item))
+        self.tokens_left -= len(scheduled) - before
+
+    def prefill(self, request: Request, num_tokens: int) -> None:
+        """Run the next `num_tokens` known tokens; sample if they are the last ones."""
+        start = request.num_computed_tokens
+        if request.settled_step != self.step:
+            request.settled_step = self.step
+            request.num_settled_tokens = start
+        request.num_computed_tokens = start + num_tokens
+        # The last known token is among these exactly when the next one can be sampled.
+        num_samples = int(request.num_computed_tokens == request.num_tokens)
+        request.num_tokens += num_samples
+        request.num_pending_tokens += num_samples
+        self.tokens_left -= num_tokens
+        self._requests.append(
+            ScheduledRequest(
+                row=request.row,
+                admission=request.admission,
+                request_id=request.request_id,
+                start=start,
+                num_tokens=num_tokens,
+                num_logits=num_samples,
+                num_samples=num_samples,
+            )
+        )
+
+    def admit(self, request: Request, placement: Placement) -> None:
+        """Hand a newly admitted request to the runner."""
+        token_ids = [*request.prompt_ids, *request.generated_tokens]
+        self._admitted.append(AdmittedRow(request.row, token_ids, request.params))
+        self.add_blocks(request, placement.blocks)
+        self._copies += placement.copies
+        self._swaps_in += placement.swaps_in
+
+    def add_blocks(self, request: Request, growth: Iterable[Growth]) -> None:
+        """Put blocks into the block tables of a request."""
+        for group, first, block_ids in growth:
+            self._new_blocks.append(NewBlocks(request.row, group, first, block_ids))
+
+    def swap_out(self, swaps: Iterable[BlockSwap]) -> None:
+        """Copy blocks to the host pool before anything else happens."""
+        self._swaps_out += swaps
+
+    def build(self) -> ScheduledBatch:
+        """Return the step."""
+        return ScheduledBatch(
+            step=self.step,
+            admitted=tuple(self._admitted),
+            swaps_out=tuple(self._swaps_out),
+            block_copies=tuple(self._copies),
+            swaps_in=tuple(self._swaps_in),
+            new_blocks=tuple(self._new_blocks),
+            requests=tuple(self._requests),
+            num_tokens=self.num_tokens,
+        )

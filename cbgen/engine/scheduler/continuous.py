@@ -1,0 +1,307 @@
+"""What all schedulers share: admission, preemption, and what becomes of results.
+
+A request is admitted when the cache has blocks for all its known tokens, so a prompt never needs
+blocks in the middle, and when the lengths that all requests are expected to reach fit together.
+When a decoding request still finds no block, the request that was admitted last is preempted: its
+blocks go to the host pool if there is room, and it goes to the front of the queue. What the host
+pool and the prefix cache then still have is not computed again; the rest is, prompt and generated
+tokens alike (vLLM calls this recompute preemption).
+
+Invariant: while a request is unfinished, every step runs at least one token. The oldest admitted
+request can take the blocks of all others, and alone it fits, because `add` refuses what does not.
+A request that has been scheduled in a step is not preempted in it: others may use what it computes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from cbgen.engine.cache.kv_cache import KVCache
+from cbgen.engine.cache.match import PrefixMatch
+from cbgen.engine.events import EngineObserver, StepStats
+from cbgen.engine.request import FinishReason, Request, RequestStatus
+from cbgen.engine.scheduler.admission import outgrown, refusal, token_limit
+from cbgen.engine.scheduler.base import SchedulerLimits
+from cbgen.engine.scheduler.builder import BatchBuilder
+from cbgen.engine.scheduler.counters import Counters
+from cbgen.engine.scheduler.expectation import AnswerExpectation
+from cbgen.engine.scheduler.verify import verify
+from cbgen.engine.scheduler.waiting import WaitingQueue
+from cbgen.engine.step import SampledTokens, ScheduledBatch, StepResult
+from cbgen.errors import RowError
+
+_MOST_SKIPPED = 64
+"""Requests that may be passed over in one step because a prefix of theirs is being computed."""
+_NON_FINITE = (
+    "the model gave logits that are not finite numbers; float16 overflows with some models: "
+    "set model.dtype to bfloat16 or float32"
+)
+
+
+class ContinuousScheduler(ABC):
+    """Owns the waiting queue, the admitted requests (oldest admission first) and the free rows."""
+
+    def __init__(
+        self, cache: KVCache, limits: SchedulerLimits, observer: EngineObserver | None = None
+    ) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._observer = observer
+        self._waiting = WaitingQueue()
+        self._active: dict[str, Request] = {}
+        self._unfinished: dict[str, Request] = {}
+        self._finished: list[Request] = []
+        self._free_rows = list(reversed(range(limits.max_requests)))
+        self._num_admissions = 0
+        self._expected_blocks = 0  # of all admitted requests
+        self._expectation = AnswerExpectation(limits.first_answer_share)
+        self._counters = Counters()
+
+    @abstractmethod
+    def _run_admitted(
+        self, builder: BatchBuilder, decoding: list[Request], prefilling: list[Request]
+    ) -> None:
+        """Put admitted requests into the step, in the order of the policy."""
+
+    def add(self, request: Request) -> None:
+        """Take a request, or fail it at once if it can never run; `take_finished` then has it."""
+        duplicate = request.request_id in self._unfinished
+        error = refusal(request, self._limits, self._cache.max_tokens, is_duplicate=duplicate)
+        if error is not None:
+            request.fail(error.code, error.message)
+            self._finished.append(request)
+            return
+        request.max_tokens = token_limit(request, self._limits, self._cache.max_tokens)
+        self._unfinished[request.request_id] = request
+        self._waiting.append(request)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request and its other samples now; unknown and finished ids are ignored."""
+        family = [r for r in self._unfinished.values() if r.parent_id == request_id]
+        request = self._unfinished.get(request_id)
+        if request is not None:
+            family.append(request)
+        for member in family:
+            self._end(member, RequestStatus.CANCELLED, FinishReason.CANCELLED)
+
+    def has_unfinished(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._unfinished)
+
+    def unfinished(self) -> Iterable[Request]:
+        """Return all requests that wait or run."""
+        return list(self._unfinished.values())
+
+    def take_finished(self) -> list[Request]:
+        """Return the requests that ended since the last call, in the order in which they ended."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what was computed for other requests, because the weights have changed."""
+        self._cache.reset_prefixes()
+
+    def schedule(self) -> ScheduledBatch:
+        """Decide one step; never empty while a request is unfinished."""
+        counters = self._counters
+        counters.steps += 1
+        builder = BatchBuilder(counters.steps, self._limits.max_batch_tokens)
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self._active.values():
+            missing = request.num_tokens - request.num_computed_tokens
+            if missing > 1:
+                prefilling.append(request)
+            # A request whose last allowed token is being sampled has nothing left to run.
+            elif missing == 1 and request.num_tokens < request.max_tokens:
+                decoding.append(request)
+        self._run_admitted(builder, decoding, prefilling)
+        if self._waiting:
+            self._admit_waiting(builder)
+        counters.computed_tokens += builder.num_tokens
+        used_blocks = self._cache.num_blocks - self._cache.num_free_blocks
+        counters.peak_used_blocks = max(counters.peak_used_blocks, used_blocks)
+        return builder.build()
+
+    def update(self, batch: ScheduledBatch, result: StepResult) -> None:
+        """Append what was sampled; end requests that reached a stop token or their limit."""
+        active = self._active
+        sampling = [item for item in batch.requests if item.num_samples]
+        for item, sampled in zip(sampling, result.samples, strict=True):
+            request = active.get(item.request_id)
+            # Ended or preempted while the step ran: its tokens are dropped, or drawn again later.
+            if request is not None and request.admission == item.admission:
+                request.num_pending_tokens -= 1
+                request.num_tokens -= 1
+                self._append(request, sampled)
+
+    def stats(self) -> StepStats:
+        """Return counts as of now."""
+        return self._counters.snapshot(self._cache, len(self._waiting), len(self._active))
+
+    def check(self) -> None:
+        """Recompute all bookkeeping from scratch.
+
+        Raises:
+            AssertionError: something disagrees.
+        """
+        verify(
+            self._cache,
+            active=list(self._active.values()),
+            waiting=list(self._waiting),
+            unfinished=list(self._unfinished),
+            rows=[*self._free_rows, *(request.row for request in self._active.values())],
+            num_rows=self._limits.max_requests,
+            expected_blocks=self._expected_blocks,
+        )
+
+    def _decode(self, builder: BatchBuilder, requests: Sequence[Request]) -> None:
+        """Run one token of each request, as far as tokens and blocks are left."""
+        runnable: list[Request] = []
+        for request in requests[: builder.tokens_left]:
+            if request.num_tokens > request.num_slots:
+                # Those before it have their blocks and must not lose them to it any more.
+                builder.decode(runnable)
+                runnable = []
+                if request.row < 0 or not self._grow(request, builder):
+                    continue
+            if request.row >= 0:
+                runnable.append(request)
+        builder.decode(runnable)
+
+    def _prefill(self, builder: BatchBuilder, requests: Sequence[Request]) -> None:
+        """Run chunks of known tokens in order, until no tokens are left."""
+        for request in requests:
+            if request.row < 0:
+                continue
+            wanted = request.num_tokens - request.num_computed_tokens
+            count = min(wanted, builder.tokens_left, self._cache.max_chunk_tokens)
+            if count == 0:
+                return
+            end = request.num_computed_tokens + count
+            if end <= request.num_slots or self._grow(request, builder):
+                builder.prefill(request, count)
+
+    def _admit_waiting(self, builder: BatchBuilder) -> None:
+        rows = min(len(self._free_rows), builder.tokens_left)
+        for request in self._waiting.first(rows + _MOST_SKIPPED if rows else 0):
+            if builder.tokens_left == 0 or not self._free_rows:
+                return
+            match = self._cache.match(request, builder.step)
+            if match.must_wait and self._active:
+                continue
+            if not self._fits(request, match):
+                return
+            self._admit(request, match, builder)
+            self._prefill(builder, (request,))
+
+    def _fits(self, request: Request, match: PrefixMatch) -> bool:
+        """Whether a request may be admitted now."""
+        cache = self._cache
+        whole = cache.blocks_for(self._expectation.num_tokens(request) - 1)
+        # What others have in use already is counted with them.
+        shared = sum(node.num_users > 0 for node in match.nodes)
+        request.expected_blocks = max(0, whole - shared * cache.num_groups)
+        if self._active:
+            if cache.num_free_blocks < self._limits.safety_margin * cache.num_blocks:
+                return False
+            if self._expected_blocks + request.expected_blocks > cache.num_blocks:
+                return False
+        return cache.can_admit(request, match)
+
+    def _admit(self, request: Request, match: PrefixMatch, builder: BatchBuilder) -> None:
+        self._num_admissions += 1
+        self._waiting.remove(request)
+        self._active[request.request_id] = request
+        self._expected_blocks += request.expected_blocks
+        request.admit(self._free_rows.pop(), self._num_admissions)
+        builder.admit(request, self._cache.admit(request, match, builder.step))
+        computed = request.num_computed_tokens
+        self._counters.admitted(request)
+        if self._observer is not None:
+            num_tokens = request.num_tokens - computed
+            self._observer.admitted(request.row, request.request_id, num_tokens)
+
+    def _grow(self, request: Request, builder: BatchBuilder) -> bool:
+        """Get blocks for a request, if need be from younger ones; False if it was preempted."""
+        start = request.num_computed_tokens
+        while (growth := self._cache.grow(request, start)) is None:
+            youngest = next(
+                other
+                for other in reversed(self._active.values())
+                if other.settled_step != builder.step
+            )
+            self._preempt(youngest, builder)
+            if youngest is request:
+                return False
+        builder.add_blocks(request, growth)
+        return True
+
+    def _preempt(self, request: Request, builder: BatchBuilder) -> None:
+        swaps = self._cache.offload(request)
+        if swaps is not None:
+            builder.swap_out(swaps)
+        self._counters.preempted(0 if swaps is None else len(swaps))
+        self._expectation.preempted()
+        if self._observer is not None:
+            self._observer.preempted(request.row, request.num_computed_tokens)
+        self._release(request)
+        request.preempt()
+        self._waiting.put_first(request)
+
+    def _append(self, request: Request, sampled: SampledTokens) -> None:
+        """Append tokens until one ends the request."""
+        if not sampled.is_finite:
+            self._fail(request, RowError("non_finite_logits", _NON_FINITE))
+            return
+        if request.status is not RequestStatus.DECODING:
+            request.status = RequestStatus.DECODING
+            if self._observer is not None:
+                self._observer.decoding(request.row)
+        params = request.params
+        for position, token_id in enumerate(sampled.token_ids):
+            request.generated_tokens.append(token_id)
+            request.num_tokens += 1
+            self._counters.generated_tokens += 1
+            if params.logprobs is not None:
+                request.logprobs.append(sampled.logprobs[position])
+            known = request.num_tokens - request.num_pending_tokens
+            if token_id in params.stop_token_ids:
+                self._end(request, RequestStatus.FINISHED, FinishReason.STOP)
+                return
+            if known >= request.max_tokens:
+                self._end(request, RequestStatus.FINISHED, FinishReason.LENGTH)
+                return
+            if known > self._cache.max_tokens:
+                self._fail(request, outgrown(self._cache.max_tokens))
+                return
+
+    def _end(self, request: Request, status: RequestStatus, reason: FinishReason) -> None:
+        self._leave(request, reason)
+        request.finish(status, reason)
+
+    def _fail(self, request: Request, error: RowError) -> None:
+        self._leave(request, FinishReason.ERROR)
+        request.fail(error.code, error.message)
+
+    def _leave(self, request: Request, reason: FinishReason) -> None:
+        num_generated = len(request.generated_tokens)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._expectation.ended(num_generated)
+        if request.row >= 0:
+            if self._observer is not None:
+                self._observer.ended(request.row, reason.value, num_generated)
+            # Keys and values of a model that gave no numbers are of no use to others.
+            self._release(request, keep=reason is not FinishReason.ERROR)
+        else:
+            self._waiting.remove(request)
+            self._cache.forget(request.request_id)
+        del self._unfinished[request.request_id]
+        self._finished.append(request)
+
+    def _release(self, request: Request, *, keep: bool = True) -> None:
+        del self._active[request.request_id]
+        self._expected_blocks -= request.expected_blocks
+        self._free_rows.append(request.row)
+        self._cache.free(request, keep=keep)

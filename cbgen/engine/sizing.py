@@ -1,0 +1,141 @@
+"""How much memory the parts of an engine take, and how much of its cache a request takes.
+
+Arithmetic over facts; `plan` decides with it. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from cbgen.engine.cache.groups import LayerFacts, LayerGroup, block_bytes
+
+SAMPLER_CHUNK = 1 << 22
+"""Scores that the sampler works on at once, as in `sampling.sampler`."""
+_SAMPLER_BYTES = 72
+"""Bytes for each of them, as measured: scores, their places, hashes and noise."""
+_LOGIT_BYTES = 8
+"""Bytes for each logit: the model's, and a copy for log-probabilities."""
+_HIDDEN_BYTES = 64
+"""Bytes for each hidden element of each token: residual, projections, and the wider inner layer."""
+MOST_SCORES = 1 << 24
+"""Scores of all heads that attention by request holds at once, if one query does not need more."""
+_SCORE_BYTES = 12
+"""Bytes for each score of each head where attention computes them all: up to three copies."""
+_TABLE_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFacts:
+    """Model and machine, in numbers."""
+
+    device_type: str
+    """cpu | cuda."""
+    free_bytes: int
+    """Memory that cache and buffers may come from, weights already loaded."""
+    host_free_bytes: int = 0
+    """Memory of the host that is free; without meaning on a CPU, where `free_bytes` is that."""
+    layers: tuple[LayerFacts, ...]
+    cache_itemsize: int
+    """Bytes of one key or value element."""
+    logits_size: int
+    hidden_size: int
+    max_context: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryNeeds:
+    """The bytes that an engine takes, by its sizes."""
+
+    facts: PlanFacts
+    groups: tuple[LayerGroup, ...]
+    backend: str
+    """Name of the attention backend."""
+    page_size: int
+    max_context: int
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes of one block of the pool."""
+        return block_bytes(self.groups, self.page_size, self.facts.cache_itemsize)
+
+    def cache_bytes(self, num_blocks: int) -> int:
+        """Return the bytes of so many blocks of the whole model."""
+        return num_blocks * len(self.groups) * self.block_bytes
+
+    def logits_bytes(self, max_requests: int) -> int:
+        """Return the bytes for the logits of a step and for drawing its tokens."""
+        num_scores = max_requests * self.facts.logits_size
+        chunk = min(num_scores, max(SAMPLER_CHUNK, self.facts.logits_size))
+        return num_scores * _LOGIT_BYTES + chunk * _SAMPLER_BYTES
+
+    def step_bytes(self, max_batch_tokens: int, num_blocks: int) -> int:
+        """Return the bytes for activations, and for the attention of the costliest layer.
+
+        That is a step that runs the end of the longest prompt that so many blocks can store.
+        """
+        longest = self._longest_request(num_blocks)
+        attention = (
+            _attention_bytes(self.facts, layer, self.backend, max_batch_tokens, longest)
+            for layer in self._kinds_of_layers
+        )
+        activations = max_batch_tokens * self.facts.hidden_size * _HIDDEN_BYTES
+        return activations + max(attention, default=0)
+
+    def table_bytes(self, max_requests: int, num_blocks: int) -> int:
+        """Return the bytes of the block tables; on a CPU they are reserved, hardly ever filled."""
+        if self.facts.device_type == "cpu":
+            return 0
+        width = -(-self._longest_request(num_blocks) // self.page_size)
+        return len(self.groups) * max_requests * width * _TABLE_BYTES
+
+    def buffer_bytes(self, max_batch_tokens: int, max_requests: int, num_blocks: int) -> int:
+        """Return the bytes of everything but the cache."""
+        return (
+            self.logits_bytes(max_requests)
+            + self.step_bytes(max_batch_tokens, num_blocks)
+            + self.table_bytes(max_requests, num_blocks)
+        )
+
+    @cached_property
+    def _kinds_of_layers(self) -> tuple[LayerFacts, ...]:
+        return tuple({replace(layer, index=0) for layer in self.facts.layers})
+
+    def _longest_request(self, num_blocks: int) -> int:
+        """Return a bound of the tokens of one request that grows with the blocks."""
+        num_full = sum(group.span.is_full for group in self.groups)
+        if not num_full:
+            return self.max_context
+        return min(self.max_context, num_blocks * len(self.groups) // num_full * self.page_size)
+
+
+def _attention_bytes(
+    facts: PlanFacts, layer: LayerFacts, backend: str, num_queries: int, longest_request: int
+) -> int:
+    """Return the bytes for one layer: gathered keys and values, masks, and scores if need be."""
+    reach = layer.sliding_window if layer.sliding_window is not None else layer.attention_chunk
+    num_keys = longest_request
+    if reach is not None:
+        num_keys = min(num_keys, reach - 1 + num_queries)
+    pairs = min(num_queries, num_keys) * num_keys
+    masks = num_queries * num_keys  # one byte each, kept for all requests of the step
+    scores = max(num_keys * layer.num_heads, min(pairs * layer.num_heads, MOST_SCORES))
+    dims = layer.key_dim + layer.value_dim
+    if backend == "eager":
+        num_heads = layer.num_kv_heads + layer.num_heads  # gathered, then repeated
+        return masks + scores * _SCORE_BYTES + num_keys * num_heads * dims * facts.cache_itemsize
+    gathered = num_keys * layer.num_kv_heads * dims * facts.cache_itemsize
+    if _sdpa_makes_scores(facts, layer):
+        return masks + scores * _SCORE_BYTES + gathered
+    return masks + pairs * facts.cache_itemsize + gathered
+
+
+def _sdpa_makes_scores(facts: PlanFacts, layer: LayerFacts) -> bool:
+    """Whether torch's function falls back to its plain form, which holds every score in memory.
+
+    With a mask it does for values of another size than the keys, and on a GPU for shared heads:
+    "works only for flash attention", which takes no mask, "and math kernel on CUDA tensor".
+    """
+    if layer.key_dim != layer.value_dim:
+        return True
+    return facts.device_type != "cpu" and layer.num_heads != layer.num_kv_heads

@@ -1,0 +1,160 @@
+"""Drives a runner by hand: steps as a test wants them, blocks given out where a test wants them.
+
+Sequences are known beforehand, so every step's logits can be compared with those of a plain forward
+pass. Blocks that nobody holds are filled with NaN: reading one shows in the logits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from cbgen.engine.attention import make_backend
+from cbgen.engine.batch import Rows
+from cbgen.engine.cache.groups import LayerGroup, group_layers
+from cbgen.engine.model.attach import attached
+from cbgen.engine.model.probe import probe_model, run_model
+from cbgen.engine.runner import Runner
+from cbgen.engine.sampling.params import SamplingParams
+from cbgen.engine.sampling.state import SamplingState
+from cbgen.engine.step import (
+    AdmittedRow,
+    BlockCopy,
+    BlockSwap,
+    NewBlocks,
+    ScheduledBatch,
+    ScheduledRequest,
+)
+from cbgen.engine.storage import KVStorage
+
+CPU = torch.device("cpu")
+NAN = float("nan")
+
+
+class Stepper:
+    """Some sequences, a row each, and the device side of an engine on a model."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sequences: Sequence[Sequence[int]],
+        *,
+        attention: str = "eager",
+        page_size: int = 4,
+        num_blocks: int = 64,
+        num_host_blocks: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.sequences = sequences
+        self.page_size = page_size
+        self.groups: tuple[LayerGroup, ...] = group_layers(probe_model(model).layers)
+        self.storage = KVStorage(
+            self.groups,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            page_size=page_size,
+            dtype=torch.float32,
+            device=CPU,
+        )
+        rows = Rows(
+            num_rows=len(sequences),
+            max_blocks=64,
+            page_size=page_size,
+            spans=[group.span for group in self.groups],
+            device=CPU,
+        )
+        self.runner = Runner(
+            self._forward,
+            groups=self.groups,
+            storage=self.storage,
+            backend=make_backend(attention),
+            rows=rows,
+            sampling=SamplingState(len(sequences)),
+        )
+        self.free = list(range(num_blocks))
+        random.Random(seed).shuffle(self.free)
+        self.poison(self.free)
+        self.tables: list[list[dict[int, int]]] = [[{} for _ in self.groups] for _ in sequences]
+        """For each row and group: logical block -> block."""
+        self.computed = [0] * len(sequences)
+        self.logits = torch.empty(0)
+
+    def _forward(
+        self, token_ids: torch.Tensor, position_ids: torch.Tensor, logit_indices: torch.Tensor
+    ) -> torch.Tensor:
+        with attached(self.model):
+            self.logits = run_model(self.model, token_ids, position_ids, logit_indices)
+        return self.logits
+
+    def poison(self, blocks: Sequence[int]) -> None:
+        for group in self.groups:
+            for layer in group.layers:
+                cache = self.storage.layer(layer.index)
+                cache.keys[list(blocks)] = NAN
+                cache.values[list(blocks)] = NAN
+
+    def advance(self, table: dict[int, int], first: int, stop: int) -> list[tuple[int, int]]:
+        """Give back blocks before `first`, take blocks up to `stop`; return those that are new."""
+        gone = [table.pop(logical) for logical in list(table) if logical < first]
+        self.poison(gone)
+        self.free = gone + self.free
+        new = [(logical, self.free.pop()) for logical in range(first, stop) if logical not in table]
+        table.update(new)
+        return new
+
+    def step(
+        self,
+        counts: Mapping[int, int],
+        *,
+        swaps_out: Sequence[BlockSwap] = (),
+        swaps_in: Sequence[BlockSwap] = (),
+        block_copies: Sequence[BlockCopy] = (),
+    ) -> dict[int, torch.Tensor]:
+        """Run `counts[row]` tokens of each row; return row -> logits [tokens, vocab]."""
+        admitted, new_blocks, requests = [], [], []
+        for row, count in counts.items():
+            start = self.computed[row]
+            if start == 0:
+                admitted.append(AdmittedRow(row, self.sequences[row], SamplingParams()))
+            for number, group in enumerate(self.groups):
+                first = group.span.first_key(start) // self.page_size
+                stop = -(-(start + count) // self.page_size)
+                for logical, block in self.advance(self.tables[row][number], first, stop):
+                    new_blocks.append(NewBlocks(row, number, logical, (block,)))
+            requests.append(ScheduledRequest(row, 1, str(row), start, count, num_logits=count))
+            self.computed[row] += count
+        self.runner.execute(
+            ScheduledBatch(
+                step=1,
+                admitted=tuple(admitted),
+                swaps_out=tuple(swaps_out),
+                swaps_in=tuple(swaps_in),
+                block_copies=tuple(block_copies),
+                new_blocks=tuple(new_blocks),
+                requests=tuple(requests),
+                num_tokens=sum(counts.values()),
+            )
+        )
+        return dict(zip(counts, self.logits.split(list(counts.values())), strict=True))
+
+    def run(self, choose: random.Random, most_tokens: int) -> list[torch.Tensor]:
+        """Run all sequences to their ends in random pieces; return the logits of each."""
+        parts: list[list[torch.Tensor]] = [[] for _ in self.sequences]
+        while True:
+            left = [
+                len(ids) - done for ids, done in zip(self.sequences, self.computed, strict=True)
+            ]
+            rows = [row for row, count in enumerate(left) if count]
+            if not rows:
+                return [torch.cat(part) for part in parts]
+            choose.shuffle(rows)
+            counts = {
+                row: min(left[row], choose.choice([1, choose.randint(1, most_tokens)]))
+                for row in rows[: choose.randint(1, len(rows))]
+            }
+            for row, logits in self.step(counts).items():
+                parts[row].append(logits)
