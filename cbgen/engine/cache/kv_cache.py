@@ -177,8 +177,9 @@ class KVCache:
             The copies to make, or None if the pool has no room.
         """
         sequence = self._sequences[request.request_id]
-        num_tokens = min(request.num_computed_tokens, request.num_known_tokens)
-        if num_tokens == 0:
+        # One token is left to compute, even if its result is lost.
+        num_tokens = min(request.num_computed_tokens, request.num_known_tokens - 1)
+        if num_tokens == 0 or not self._tables.can_go_on(sequence, num_tokens):
             return None
         end = -(-num_tokens // self.page_size)
         held = (place for place in sequence.held() if place[0][0] < end)
@@ -247,8 +248,7 @@ class KVCache:
         host_copy = self._host.find(request.request_id)
         if host_copy is None:
             return None, found
-        # One token is left to compute, even if its result was lost.
-        return host_copy, max(found, min(host_copy.num_tokens, request.num_tokens - 1))
+        return host_copy, max(found, host_copy.num_tokens)
 
     def _index(self, request: Request, sequence: BlockSequence, num_tokens: int) -> None:
         if self._shares_prefixes and sequence.is_cacheable:

@@ -127,6 +127,16 @@ class BlockTables:
         request.num_slots = min(sequence.end) * self._page_size
         return growth, fresh
 
+    def can_go_on(self, sequence: BlockSequence, start: int) -> bool:
+        """Whether a sequence holds all blocks that the token at position `start` sees.
+
+        Not if its windows have moved up to a token behind it, whose result is not known yet.
+        """
+        return all(
+            sequence.first[group] <= span.first_key(start) // self._page_size
+            for group, span in enumerate(self._spans)
+        )
+
     def release(self, node: PrefixNode, group: int, block: int) -> None:
         """Give up one block of a sequence; it stays cached if it can be found again."""
         self._pool.release(block, keep=node.is_indexed)
