@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.request import Request, RequestStatus
+from cbgen.engine.step import ScheduledBatch
 from tests.helpers.engine import make_cache, make_request, place, scheduled_ids
 from tests.helpers.shadow_run import ShadowRun, text
 
@@ -119,6 +122,15 @@ def test_a_host_pool_too_small_for_any_request_stays_empty():
     assert run.stats.num_offloaded_blocks == 0
 
 
+def test_a_request_of_one_token_has_nothing_to_keep():
+    cache = make_cache(num_host_blocks=4)
+    request = make_request("a", [1])
+    place(cache, request)
+    request.num_tokens, request.num_computed_tokens = 2, 1
+    assert cache.offload(request) is None
+    assert cache._host.find("a") is None
+
+
 def test_windowed_groups_restore_what_their_windows_see():
     spans = (AttentionSpan(), AttentionSpan(window=5))
     run = crowded(num_blocks=18, spans=spans, num_host_blocks=64, shares_prefixes=False)
@@ -168,7 +180,7 @@ def test_cancelling_all_that_run_after_a_preemption_lets_the_waiting_ones_run(
 
 
 def test_a_block_that_is_copied_from_may_be_filled_from_the_host_in_the_same_step():
-    """So copies are made first."""
+    """So copies are made first: what a step does is done in the order of its fields."""
     cache = make_cache(num_blocks=2, page_size=16, num_host_blocks=1)
     restored = make_request("restored", text(1, 12))
     place(cache, restored)
@@ -184,3 +196,30 @@ def test_a_block_that_is_copied_from_may_be_filled_from_the_host_in_the_same_ste
     (copy,) = place(cache, make_request("copying", [*text(3, 8), 9]), 2).copies
     (swap,) = place(cache, restored, 2).swaps_in
     assert swap.device_block == copy.source
+    order = [field.name for field in fields(ScheduledBatch)]
+    assert order.index("swaps_out") < order.index("block_copies") < order.index("swaps_in")
+
+
+def test_a_request_whose_window_has_passed_a_token_that_is_lost_is_computed_again():
+    """Only with two steps in flight: the token behind the last known one is not there yet."""
+    cache = make_cache(
+        num_blocks=9, spans=(AttentionSpan(chunk=8), AttentionSpan()), num_host_blocks=9
+    )
+    request = make_request("a", text(1, 16))
+    place(cache, request)
+    request.num_tokens, request.num_computed_tokens = 17, 16
+    assert cache.grow(request, 16) is not None  # a new chunk begins
+    assert cache.offload(request) is None
+
+
+def test_a_request_with_a_step_in_flight_is_restored_without_its_last_token():
+    cache = make_cache(num_blocks=9, num_host_blocks=9)
+    request = make_request("a", text(1, 16))
+    place(cache, request)
+    request.num_tokens, request.num_computed_tokens = 17, 16
+    assert cache.offload(request) is not None
+    cache.free(request)
+    request.preempt()
+    cache.reset_prefixes()
+    place(cache, request, 2)
+    assert request.num_computed_tokens == 15

@@ -64,7 +64,7 @@ def test_check_finds_a_lost_count_of_pending_tokens(scheduler):
 
 
 def test_check_finds_a_wrong_sum_of_expected_blocks(scheduler):
-    scheduler._expected_blocks += 1
+    scheduler._gate.expected_blocks += 1
     with pytest.raises(AssertionError, match="expected blocks are not those of the admitted"):
         scheduler.check()
 

@@ -174,7 +174,7 @@ class KVCache:
         """Keep an admitted request's blocks in the host pool; to be followed by `free`.
 
         Returns:
-            The copies to make, or None if the pool has no room.
+            The copies to make, or None if the pool has no room, or they would be of no use.
         """
         sequence = self._sequences[request.request_id]
         # One token is left to compute, even if its result is lost.

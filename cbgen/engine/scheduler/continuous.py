@@ -25,7 +25,7 @@ from cbgen.engine.scheduler.admission import outgrown, refusal, token_limit
 from cbgen.engine.scheduler.base import SchedulerLimits
 from cbgen.engine.scheduler.builder import BatchBuilder
 from cbgen.engine.scheduler.counters import Counters
-from cbgen.engine.scheduler.expectation import AnswerExpectation
+from cbgen.engine.scheduler.gate import AdmissionGate
 from cbgen.engine.scheduler.verify import verify
 from cbgen.engine.scheduler.waiting import WaitingQueue
 from cbgen.engine.step import SampledTokens, ScheduledBatch, StepResult
@@ -54,8 +54,7 @@ class ContinuousScheduler(ABC):
         self._finished: list[Request] = []
         self._free_rows = list(reversed(range(limits.max_requests)))
         self._num_admissions = 0
-        self._expected_blocks = 0  # of all admitted requests
-        self._expectation = AnswerExpectation(limits.first_answer_share)
+        self._gate = AdmissionGate(cache, limits)
         self._counters = Counters()
 
     @abstractmethod
@@ -104,9 +103,7 @@ class ContinuousScheduler(ABC):
 
     def schedule(self) -> ScheduledBatch:
         """Decide one step; never empty while a request is unfinished."""
-        counters = self._counters
-        counters.steps += 1
-        builder = BatchBuilder(counters.steps, self._limits.max_batch_tokens)
+        builder = BatchBuilder(self._counters.steps + 1, self._limits.max_batch_tokens)
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._active.values():
@@ -119,9 +116,7 @@ class ContinuousScheduler(ABC):
         self._run_admitted(builder, decoding, prefilling)
         if self._waiting:
             self._admit_waiting(builder)
-        counters.computed_tokens += builder.num_tokens
-        used_blocks = self._cache.num_blocks - self._cache.num_free_blocks
-        counters.peak_used_blocks = max(counters.peak_used_blocks, used_blocks)
+        self._counters.scheduled(builder.num_tokens, self._cache)
         return builder.build()
 
     def update(self, batch: ScheduledBatch, result: StepResult) -> None:
@@ -153,7 +148,7 @@ class ContinuousScheduler(ABC):
             unfinished=list(self._unfinished),
             rows=[*self._free_rows, *(request.row for request in self._active.values())],
             num_rows=self._limits.max_requests,
-            expected_blocks=self._expected_blocks,
+            expected_blocks=self._gate.expected_blocks,
         )
 
     def _decode(self, builder: BatchBuilder, requests: Sequence[Request]) -> None:
@@ -191,30 +186,16 @@ class ContinuousScheduler(ABC):
             match = self._cache.match(request, builder.step)
             if match.must_wait and self._active:
                 continue
-            if not self._fits(request, match):
+            if not self._gate.fits(request, match, is_alone=not self._active):
                 return
             self._admit(request, match, builder)
             self._prefill(builder, (request,))
-
-    def _fits(self, request: Request, match: PrefixMatch) -> bool:
-        """Whether a request may be admitted now."""
-        cache = self._cache
-        whole = cache.blocks_for(self._expectation.num_tokens(request) - 1)
-        # What others have in use already is counted with them.
-        shared = sum(node.num_users > 0 for node in match.nodes)
-        request.expected_blocks = max(0, whole - shared * cache.num_groups)
-        if self._active:
-            if cache.num_free_blocks < self._limits.safety_margin * cache.num_blocks:
-                return False
-            if self._expected_blocks + request.expected_blocks > cache.num_blocks:
-                return False
-        return cache.can_admit(request, match)
 
     def _admit(self, request: Request, match: PrefixMatch, builder: BatchBuilder) -> None:
         self._num_admissions += 1
         self._waiting.remove(request)
         self._active[request.request_id] = request
-        self._expected_blocks += request.expected_blocks
+        self._gate.enter(request)
         request.admit(self._free_rows.pop(), self._num_admissions)
         builder.admit(request, self._cache.admit(request, match, builder.step))
         computed = request.num_computed_tokens
@@ -243,7 +224,7 @@ class ContinuousScheduler(ABC):
         if swaps is not None:
             builder.swap_out(swaps)
         self._counters.preempted(0 if swaps is None else len(swaps))
-        self._expectation.preempted()
+        self._gate.expectation.preempted()
         if self._observer is not None:
             self._observer.preempted(request.row, request.num_computed_tokens)
         self._release(request)
@@ -288,7 +269,7 @@ class ContinuousScheduler(ABC):
     def _leave(self, request: Request, reason: FinishReason) -> None:
         num_generated = len(request.generated_tokens)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._expectation.ended(num_generated)
+            self._gate.expectation.ended(num_generated)
         if request.row >= 0:
             if self._observer is not None:
                 self._observer.ended(request.row, reason.value, num_generated)
@@ -302,6 +283,6 @@ class ContinuousScheduler(ABC):
 
     def _release(self, request: Request, *, keep: bool = True) -> None:
         del self._active[request.request_id]
-        self._expected_blocks -= request.expected_blocks
+        self._gate.leave(request)
         self._free_rows.append(request.row)
         self._cache.free(request, keep=keep)

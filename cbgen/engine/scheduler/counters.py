@@ -30,6 +30,13 @@ class Counters:
             lost = request.num_lost_tokens - request.num_computed_tokens
             self.recomputed_tokens += max(0, lost)
 
+    def scheduled(self, num_tokens: int, cache: KVCache) -> None:
+        """Count a step of so many tokens."""
+        self.steps += 1
+        self.computed_tokens += num_tokens
+        used_blocks = cache.num_blocks - cache.num_free_blocks
+        self.peak_used_blocks = max(self.peak_used_blocks, used_blocks)
+
     def preempted(self, num_offloaded_blocks: int) -> None:
         """Count a preemption."""
         self.preemptions += 1
