@@ -313,7 +313,7 @@ class _Sizes:
             reason = "too small for one block"
             warnings.append(
                 f"cpu_offload_space: {_size(num_bytes)} are too small for one block of "
-                f"{_size(self._needs.block_bytes)}; nothing is offloaded"
+                f"{_size(self._needs.block_bytes)}; nothing is offloaded: give it more"
             )
         return num_blocks, reason, tuple(warnings)
 
@@ -375,4 +375,8 @@ def _sharing_reason(config: ContinuousBatchingConfig, groups: Sequence[LayerGrou
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB" if num_bytes >= _GIB else f"{num_bytes / 2**20:.2f} MiB"
+    if num_bytes >= _GIB:
+        return f"{num_bytes / _GIB:.2f} GiB"
+    if num_bytes >= 2**20:
+        return f"{num_bytes / 2**20:.2f} MiB"
+    return f"{num_bytes / 2**10:.2f} KiB"

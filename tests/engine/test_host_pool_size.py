@@ -38,7 +38,8 @@ def test_a_space_too_small_for_one_block_is_off_with_a_warning():
     assert decided.reasons["cpu_offload_space"] == "too small for one block"
     (warning,) = decided.warnings
     assert warning == (
-        "cpu_offload_space: 0.06 MiB are too small for one block of 0.12 MiB; nothing is offloaded"
+        "cpu_offload_space: 64.00 KiB are too small for one block of 128.00 KiB; nothing is "
+        "offloaded: give it more"
     )
 
 

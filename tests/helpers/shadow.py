@@ -17,26 +17,29 @@ from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, S
 VOCAB_SIZE = 128
 
 
-def sequence_digest(token_ids: Sequence[int]) -> bytes:
-    """Return what stands for the key of the last of these tokens."""
-    return hashlib.blake2b(repr(list(token_ids)).encode(), digest_size=8).digest()
+def extend_keys(keys: list[bytes], token_ids: Sequence[int]) -> None:
+    """Append what stands for the key of each token that has none yet; it depends on all before."""
+    for token_id in token_ids[len(keys) :]:
+        before = keys[-1] if keys else b""
+        keys.append(hashlib.blake2b(b"%d" % token_id, key=before, digest_size=8).digest())
 
 
-def next_token(token_ids: Sequence[int]) -> int:
-    """Return the token that follows these."""
-    return 1 + sequence_digest(token_ids)[0] % (VOCAB_SIZE - 1)
+def next_token(keys: Sequence[bytes]) -> int:
+    """Return the token that follows those with these keys."""
+    return 1 + keys[-1][0] % (VOCAB_SIZE - 1)
 
 
 def shadow_answer(request: Request) -> list[int]:
     """Return the answer of a request that has the engine for itself."""
     token_ids = list(request.prompt_ids)
-    answer: list[int] = []
+    keys: list[bytes] = []
     assert request.params.max_new_tokens is not None
-    while len(answer) < request.params.max_new_tokens:
-        answer.append(next_token([*token_ids, *answer]))
-        if answer[-1] in request.params.stop_token_ids:
+    for _ in range(request.params.max_new_tokens):
+        extend_keys(keys, token_ids)
+        token_ids.append(next_token(keys))
+        if token_ids[-1] in request.params.stop_token_ids:
             break
-    return answer
+    return token_ids[len(request.prompt_ids) :]
 
 
 class ShadowRunner:
@@ -52,6 +55,7 @@ class ShadowRunner:
         self._device: dict[int, list[bytes]] = {}
         self._host: dict[int, list[bytes]] = {}
         self._tokens: dict[int, list[int]] = {}
+        self._keys: dict[int, list[bytes]] = {}
         self._tables: dict[tuple[int, int], dict[int, int]] = {}
         self.num_tokens = 0
 
@@ -59,6 +63,7 @@ class ShadowRunner:
         """Run one step and verify what it reads."""
         for item in batch.admitted:
             self._tokens[item.row] = list(item.token_ids)
+            self._keys[item.row] = []
             for group in range(len(self._spans)):
                 self._tables[item.row, group] = {}
         self._move(batch)
@@ -75,7 +80,7 @@ class ShadowRunner:
             if item.num_samples:
                 tokens = self._tokens[item.row]
                 assert item.start + item.num_tokens == len(tokens)
-                tokens.append(next_token(tokens))
+                tokens.append(next_token(self._keys[item.row]))
                 samples.append(SampledTokens((tokens[-1],), (-0.5,)))
         return StepResult(tuple(samples))
 
@@ -92,17 +97,17 @@ class ShadowRunner:
         return self._device.setdefault(block, [b"never written"] * self._page_size)
 
     def _write(self, item: ScheduledRequest) -> None:
-        tokens = self._tokens[item.row]
+        keys = self._keys[item.row]
+        extend_keys(keys, self._tokens[item.row])
         for position in range(item.start, item.start + item.num_tokens):
-            key = sequence_digest(tokens[: position + 1])
+            key = keys[position]
             for group in range(len(self._spans)):
                 page, offset = divmod(position, self._page_size)
                 self._page(self._tables[item.row, group][page])[offset] = key + bytes([group])
 
     def _verify(self, item: ScheduledRequest) -> None:
-        tokens = self._tokens[item.row]
+        keys = self._keys[item.row]
         end = item.start + item.num_tokens
-        keys = [sequence_digest(tokens[: position + 1]) for position in range(end)]
         for group, span in enumerate(self._spans):
             # The first query of the chunk sees the earliest key; windows only move on.
             for position in range(span.first_key(item.start), end):

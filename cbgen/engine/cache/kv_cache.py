@@ -110,6 +110,10 @@ class KVCache:
         """Return the most blocks of the pool that a request of `num_tokens` tokens holds."""
         return self._tables.blocks_for(num_tokens)
 
+    def blocks_while_decoding(self, num_tokens: int) -> int:
+        """Return the blocks that a request of `num_tokens` tokens holds once it decodes."""
+        return self._tables.blocks_while_decoding(num_tokens)
+
     def match(self, request: Request, step: int) -> PrefixMatch:
         """Return what the prefix cache has of a waiting request's tokens.
 

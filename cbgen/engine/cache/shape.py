@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cbgen.engine.cache.groups import AttentionSpan
 
@@ -54,6 +54,10 @@ class CacheShape:
     def blocks_for_pages(self, num_pages: float) -> float:
         """Return the blocks for a request of so many pages, an average one perhaps."""
         return sum(num_pages if most is None else min(num_pages, most) for most in self.most_blocks)
+
+    def decoding(self) -> CacheShape:
+        """Return the shape of requests whose prompt is behind them: one token a step."""
+        return replace(self, chunk_tokens=1)
 
     def longest_request(self, num_pool_blocks: int) -> int:
         """Return the tokens of the longest request that so many blocks can store.

@@ -25,6 +25,7 @@ from cbgen.engine.scheduler.admission import outgrown, refusal, token_limit
 from cbgen.engine.scheduler.base import SchedulerLimits
 from cbgen.engine.scheduler.builder import BatchBuilder
 from cbgen.engine.scheduler.counters import Counters
+from cbgen.engine.scheduler.families import Families
 from cbgen.engine.scheduler.gate import AdmissionGate
 from cbgen.engine.scheduler.verify import verify
 from cbgen.engine.scheduler.waiting import WaitingQueue
@@ -54,6 +55,7 @@ class ContinuousScheduler(ABC):
         self._finished: list[Request] = []
         self._free_rows = list(reversed(range(limits.max_requests)))
         self._num_admissions = 0
+        self._families = Families()
         self._gate = AdmissionGate(cache, limits)
         self._counters = Counters()
 
@@ -73,16 +75,15 @@ class ContinuousScheduler(ABC):
             return
         request.max_tokens = token_limit(request, self._limits, self._cache.max_tokens)
         self._unfinished[request.request_id] = request
+        self._families.add(request)
         self._waiting.append(request)
 
     def cancel(self, request_id: str) -> None:
         """End a request and its other samples now; unknown and finished ids are ignored."""
-        family = [r for r in self._unfinished.values() if r.parent_id == request_id]
-        request = self._unfinished.get(request_id)
-        if request is not None:
-            family.append(request)
-        for member in family:
-            self._end(member, RequestStatus.CANCELLED, FinishReason.CANCELLED)
+        children = self._families.children(request_id)
+        for name in [request_id, *(child.request_id for child in children)]:
+            if (request := self._unfinished.get(name)) is not None:
+                self._end(request, RequestStatus.CANCELLED, FinishReason.CANCELLED)
 
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
@@ -279,6 +280,7 @@ class ContinuousScheduler(ABC):
             self._waiting.remove(request)
             self._cache.forget(request.request_id)
         del self._unfinished[request.request_id]
+        self._families.remove(request)
         self._finished.append(request)
 
     def _release(self, request: Request, *, keep: bool = True) -> None:

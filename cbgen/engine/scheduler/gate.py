@@ -26,7 +26,8 @@ class AdmissionGate:
     def fits(self, request: Request, match: PrefixMatch, *, is_alone: bool) -> bool:
         """Whether a request may be admitted now; alone, whatever it is expected to need."""
         cache = self._cache
-        whole = cache.blocks_for(self.expectation.num_tokens(request) - 1)
+        # Prompts hold more in groups with a window, but not for long: `can_admit` looks at that.
+        whole = cache.blocks_while_decoding(self.expectation.num_tokens(request) - 1)
         # What others have in use already is counted with them.
         shared = sum(node.num_users > 0 for node in match.nodes)
         request.expected_blocks = max(0, whole - shared * cache.num_groups)
