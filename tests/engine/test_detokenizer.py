@@ -13,7 +13,7 @@ TEXTS = (
     "plain words",
     "  spaces  at   odd  places ",
     "Grüße aus Köln",
-    "你好，世界",
+    "你好 世界",
     "🙂🏽👨‍👩‍👧 family",
     "line\nbreak\ttab",
     "don't , stop !",

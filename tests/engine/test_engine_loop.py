@@ -242,10 +242,14 @@ def test_stats_are_those_of_the_last_step(start, sink):
     assert loop.stats().num_running == 0
 
 
-def test_a_pause_begins_between_two_steps_and_none_runs_in_it(start, sink):
+@pytest.mark.parametrize("num_pauses_before", [0, 1])
+def test_a_pause_begins_between_two_steps_and_none_runs_in_it(start, sink, num_pauses_before):
     gate = Gate(step=2)
     model = ScriptedModel(before_step=gate)
     loop = start(model, max_context=10**6, num_blocks=10**5)
+    for _ in range(num_pauses_before):
+        loop.pause()
+        loop.resume()
     loop.submit([make_request("a", [3])])
     assert gate.reached.wait(PATIENCE)
     pausing = threading.Thread(target=loop.pause, daemon=True)

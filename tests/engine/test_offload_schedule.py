@@ -220,6 +220,28 @@ def test_a_request_with_a_step_in_flight_is_restored_without_its_last_token():
     assert cache.offload(request) is not None
     cache.free(request)
     request.preempt()
-    cache.reset_prefixes()
+    cache._tree.clear()  # as if its blocks had been evicted
     place(cache, request, 2)
     assert request.num_computed_tokens == 15
+
+
+def test_keys_of_old_weights_do_not_come_back_from_the_host():
+    cache = make_cache(num_blocks=9, num_host_blocks=9)
+    request = make_request("a", text(1, 16))
+    place(cache, request)
+    request.num_tokens, request.num_computed_tokens = 17, 16
+    assert cache.offload(request) is not None
+    cache.free(request)
+    request.preempt()
+    cache.reset_prefixes()
+    place(cache, request, 2)
+    assert request.num_computed_tokens == 0
+
+
+def test_keys_of_old_weights_are_not_offloaded():
+    cache = make_cache(num_blocks=9, num_host_blocks=9)
+    request = make_request("a", text(1, 16))
+    place(cache, request)
+    request.num_tokens, request.num_computed_tokens = 17, 16
+    cache.reset_prefixes()
+    assert cache.offload(request) is None

@@ -62,6 +62,11 @@ class HostPool:
         if copy is not None:
             self._free.extend(reversed(copy.blocks.values()))
 
+    def clear(self) -> None:
+        """Give up everything."""
+        for request_id in list(self._copies):
+            self.free(request_id)
+
     def check(self, waiting: Iterable[str]) -> None:
         """Recompute everything and compare; `waiting` are the requests that may have copies.
 

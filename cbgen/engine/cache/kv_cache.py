@@ -110,9 +110,12 @@ class KVCache:
         """Return the most blocks of the pool that a request of `num_tokens` tokens holds."""
         return self._tables.blocks_for(num_tokens)
 
-    def blocks_while_decoding(self, num_tokens: int) -> int:
-        """Return the blocks that a request of `num_tokens` tokens holds once it decodes."""
-        return self._tables.blocks_while_decoding(num_tokens)
+    def lasting_blocks(self, num_tokens: int, num_shared_pages: int) -> int:
+        """Return the blocks that a request of `num_tokens` tokens has for itself once it decodes.
+
+        Its leading `num_shared_pages` pages are used by others as well.
+        """
+        return self._tables.lasting_blocks(num_tokens, num_shared_pages)
 
     def match(self, request: Request, step: int) -> PrefixMatch:
         """Return what the prefix cache has of a waiting request's tokens.
@@ -158,7 +161,7 @@ class KVCache:
             target.owner = request
             target.copied = (step, match.tail_tokens, match.source_blocks or list(target.blocks))
             copies = self._copies(target, match)
-        swaps = [] if host_copy is None else self._restore(sequence, host_copy, fresh)
+        swaps = [] if host_copy is None else _swaps_in(sequence, host_copy, fresh)
         self._host.free(request.request_id)
         self._index(request, sequence, request.num_known_tokens)
         return Placement(blocks, copies, swaps)
@@ -183,7 +186,8 @@ class KVCache:
         sequence = self._sequences[request.request_id]
         # One token is left to compute, even if its result is lost.
         num_tokens = min(request.num_computed_tokens, request.num_known_tokens - 1)
-        if num_tokens == 0 or not self._tables.can_go_on(sequence, num_tokens):
+        is_usable = num_tokens > 0 and not sequence.is_stale
+        if not (is_usable and self._tables.can_go_on(sequence, num_tokens)):
             return None
         end = -(-num_tokens // self.page_size)
         held = (place for place in sequence.held() if place[0][0] < end)
@@ -220,11 +224,14 @@ class KVCache:
     def reset_prefixes(self) -> None:
         """Forget all prefixes, for instance because the weights have changed.
 
-        Admitted requests keep their blocks; what they compute is not shared any more.
+        Admitted requests keep their blocks; what they compute is not shared any more. Preempted
+        ones lose their copies in the host pool: they are computed again, and shared.
         """
         self._tree.clear()
+        self._host.clear()
         for sequence in self._sequences.values():
             sequence.is_cacheable = False
+            sequence.is_stale = True
 
     def block_table(self, request_id: str, group: int = 0) -> tuple[int, ...]:
         """Return the blocks that a request holds in a group, in logical order."""
@@ -269,12 +276,12 @@ class KVCache:
             if source >= 0 and block >= 0
         ]
 
-    def _restore(
-        self, sequence: BlockSequence, host_copy: HostCopy, fresh: set[int]
-    ) -> list[BlockSwap]:
-        swaps = []
-        for (index, group), host_block in host_copy.blocks.items():
-            block = sequence.nodes[index].blocks[group]
-            if block in fresh:  # the others are shared, and hold the same already
-                swaps.append(BlockSwap(block, host_block))
-        return swaps
+
+def _swaps_in(sequence: BlockSequence, host_copy: HostCopy, fresh: set[int]) -> list[BlockSwap]:
+    """Return what brings a host copy back; blocks that are not fresh hold the same already."""
+    swaps = []
+    for (index, group), host_block in host_copy.blocks.items():
+        block = sequence.nodes[index].blocks[group]
+        if block in fresh:
+            swaps.append(BlockSwap(block, host_block))
+    return swaps

@@ -96,8 +96,11 @@ class PrefixMatcher:
             return PrefixMatch(nodes)
         # Copies run before the step's tokens do, so the source must be from an earlier step.
         settled, blocks = self._settled(child, step)
-        if run > settled:
+        if run - settled >= self._least_copy:
             return PrefixMatch(nodes, must_wait=True)
+        run = min(run, settled)  # a step is not worth a few tokens more
+        if run < self._least_copy:
+            return PrefixMatch(nodes)
         return PrefixMatch(nodes, child, run, list(blocks))
 
     def _cut_to_windows(self, found: PrefixMatch) -> PrefixMatch:

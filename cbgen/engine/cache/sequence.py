@@ -14,9 +14,10 @@ class BlockSequence:
     Attributes:
         num_final: leading nodes whose tokens are complete and in the tree.
         is_cacheable: whether later nodes can be put into the tree; not if one before is missing.
+        is_stale: whether its keys are those of weights that have changed since.
     """
 
-    __slots__ = ("end", "first", "is_cacheable", "nodes", "num_final")
+    __slots__ = ("end", "first", "is_cacheable", "is_stale", "nodes", "num_final")
 
     def __init__(self, num_groups: int) -> None:
         self.nodes: list[PrefixNode] = []
@@ -24,6 +25,7 @@ class BlockSequence:
         self.end = [0] * num_groups
         self.num_final = 0
         self.is_cacheable = True
+        self.is_stale = False
 
     def append(self, node: PrefixNode) -> None:
         """Add the next logical block."""

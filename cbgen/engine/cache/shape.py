@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cbgen.engine.cache.groups import AttentionSpan
 
@@ -55,9 +55,16 @@ class CacheShape:
         """Return the blocks for a request of so many pages, an average one perhaps."""
         return sum(num_pages if most is None else min(num_pages, most) for most in self.most_blocks)
 
-    def decoding(self) -> CacheShape:
-        """Return the shape of requests whose prompt is behind them: one token a step."""
-        return replace(self, chunk_tokens=1)
+    def lasting_blocks(self, num_tokens: int, num_shared_pages: int = 0) -> int:
+        """Return the blocks that a request of `num_tokens` tokens has for itself once it decodes.
+
+        Windows have moved past shared pages then, and each holds what it sees and a page that is
+        being filled.
+        """
+        pages = -(-num_tokens // self.page_size)
+        most = [span.most_blocks(self.page_size, self.page_size) for span in self.spans]
+        own = max(0, pages - num_shared_pages)
+        return sum(own if count is None else min(pages, count) for count in most)
 
     def longest_request(self, num_pool_blocks: int) -> int:
         """Return the tokens of the longest request that so many blocks can store.

@@ -56,7 +56,6 @@ class BlockTables:
         self._shape = CacheShape.make(
             spans, page_size, num_pool_blocks=pool.num_blocks, max_batch_tokens=max_batch_tokens
         )
-        self._decoding = self._shape.decoding()
         self._most = self._shape.most_blocks
         self.max_chunk_tokens = self._shape.chunk_tokens
         self.max_tokens = self._shape.longest_request(pool.num_blocks)
@@ -70,9 +69,9 @@ class BlockTables:
         """Return the most blocks of the pool that a request of `num_tokens` tokens holds."""
         return self._shape.blocks_for(num_tokens)
 
-    def blocks_while_decoding(self, num_tokens: int) -> int:
-        """Return the blocks that a request of `num_tokens` tokens holds once it decodes."""
-        return self._decoding.blocks_for(num_tokens)
+    def lasting_blocks(self, num_tokens: int, num_shared_pages: int) -> int:
+        """Return the blocks that a request has for itself once it decodes."""
+        return self._shape.lasting_blocks(num_tokens, num_shared_pages)
 
     def can_begin(self, shared: Sequence[PrefixNode], start: int, num_tokens: int) -> bool:
         """Whether there are blocks for a new sequence.

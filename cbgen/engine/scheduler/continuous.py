@@ -105,14 +105,16 @@ class ContinuousScheduler(ABC):
     def schedule(self) -> ScheduledBatch:
         """Decide one step; never empty while a request is unfinished."""
         builder = BatchBuilder(self._counters.steps + 1, self._limits.max_batch_tokens)
+        no_room = self._cache.max_tokens + 1
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._active.values():
             missing = request.num_tokens - request.num_computed_tokens
             if missing > 1:
                 prefilling.append(request)
-            # A request whose last allowed token is being sampled has nothing left to run.
-            elif missing == 1 and request.num_tokens < request.max_tokens:
+            # A request whose last token, or the last that can be stored, is being sampled has
+            # nothing left to run.
+            elif missing == 1 and request.num_tokens < min(request.max_tokens, no_room):
                 decoding.append(request)
         self._run_admitted(builder, decoding, prefilling)
         if self._waiting:

@@ -26,11 +26,11 @@ class AdmissionGate:
     def fits(self, request: Request, match: PrefixMatch, *, is_alone: bool) -> bool:
         """Whether a request may be admitted now; alone, whatever it is expected to need."""
         cache = self._cache
-        # Prompts hold more in groups with a window, but not for long: `can_admit` looks at that.
-        whole = cache.blocks_while_decoding(self.expectation.num_tokens(request) - 1)
-        # What others have in use already is counted with them.
+        # What others have in use already is counted with them. A prompt holds more in groups with a
+        # window, but not for long: `can_admit` looks at that.
         shared = sum(node.num_users > 0 for node in match.nodes)
-        request.expected_blocks = max(0, whole - shared * cache.num_groups)
+        num_tokens = self.expectation.num_tokens(request) - 1
+        request.expected_blocks = cache.lasting_blocks(num_tokens, shared)
         if not is_alone:
             if cache.num_free_blocks < self._least_free:
                 return False
