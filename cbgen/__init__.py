@@ -4,6 +4,8 @@
     for row in cbgen.run("recipe.yaml", [{"prompt": "What is the capital of France?"}]):
         print(row["text"])
 
+    outputs = cbgen.generate_batch(model, inputs=[[1, 2, 3]], max_new_tokens=20)
+
 Importing this package loads neither torch nor transformers; the first use of a function does.
 """
 
@@ -12,16 +14,68 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cbgen.job.api import run
+from cbgen.errors import CbgenError, EngineError, UsageError
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    from cbgen.api.functions import (
+        continuous_batching_context_manager,
+        destroy_cached_continuous_batching_manager,
+        generate_batch,
+        init_continuous_batching,
+    )
+    from cbgen.engine.config import ContinuousBatchingConfig, WorkloadHints
+    from cbgen.engine.manager.failures import EngineDied, ManagerStopped
+    from cbgen.engine.manager.manager import ContinuousBatchingManager
+    from cbgen.engine.manager.streams import RequestOutput
+    from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
+    from cbgen.job.api import Engine, run
+
+__all__ = [
+    "CbgenError",
+    "ContinuousBatchingConfig",
+    "ContinuousBatchingManager",
+    "Engine",
+    "EngineDied",
+    "EngineError",
+    "FinishReason",
+    "GenerationOutput",
+    "ManagerStopped",
+    "RequestOutput",
+    "RequestStatus",
+    "UsageError",
+    "WorkloadHints",
+    "continuous_batching_context_manager",
+    "destroy_cached_continuous_batching_manager",
+    "generate_batch",
+    "init_continuous_batching",
+    "run",
+]
 __version__ = "0.1.0"
 
-_HOMES = {"run": "cbgen.job.api"}
+_HOMES = {
+    "ContinuousBatchingConfig": "cbgen.engine.config",
+    "ContinuousBatchingManager": "cbgen.engine.manager.manager",
+    "Engine": "cbgen.job.api",
+    "EngineDied": "cbgen.engine.manager.failures",
+    "FinishReason": "cbgen.engine.request",
+    "GenerationOutput": "cbgen.engine.request",
+    "ManagerStopped": "cbgen.engine.manager.failures",
+    "RequestOutput": "cbgen.engine.manager.streams",
+    "RequestStatus": "cbgen.engine.request",
+    "WorkloadHints": "cbgen.engine.config",
+    "continuous_batching_context_manager": "cbgen.api.functions",
+    "destroy_cached_continuous_batching_manager": "cbgen.api.functions",
+    "generate_batch": "cbgen.api.functions",
+    "init_continuous_batching": "cbgen.api.functions",
+    "run": "cbgen.job.api",
+}
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'cbgen' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""Dictionaries to dictionaries: `cbgen.run`."""
+"""Dictionaries to dictionaries: `cbgen.run` and `cbgen.Engine`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+from cbgen.engine.model.load import LoadedModel, load_model
+from cbgen.errors import UsageError
 from cbgen.io.identity import IdIndex
 from cbgen.io.openai_requests import identify
 from cbgen.io.reader import Record, record_of
@@ -37,18 +39,67 @@ def run(
         UsageError: recipe or model are wrong.
         EngineError: the engine failed.
     """
-    checked = (
-        recipe_from_mapping(recipe)
-        if isinstance(recipe, Mapping)
-        else load_recipe(os.fspath(recipe))
-    )
+    checked = _checked(recipe)
     return _generate(checked, rows, order or checked.output.order)
 
 
+class Engine:
+    """The model of a recipe, loaded once, to answer rows as often as wanted.
+
+    A context manager; `close`, or leaving the context, lets the model go. Runs of one engine follow
+    each other: a run ends before the next one begins.
+
+    Args:
+        recipe: path of a recipe, or its content as a mapping.
+
+    Raises:
+        UsageError: recipe or model are wrong.
+    """
+
+    def __init__(self, recipe: str | os.PathLike[str] | Mapping[str, Any]) -> None:
+        self._recipe = _checked(recipe)
+        self._loaded: LoadedModel | None = load_model(self._recipe.model)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        order: Literal["input", "completion"] | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield one output row for each input row; arguments and errors are those of `run`.
+
+        Raises:
+            UsageError: the engine is closed.
+        """
+        if self._loaded is None:
+            raise UsageError("the engine is closed; make a new one")
+        return _generate(self._recipe, rows, order or self._recipe.output.order, self._loaded)
+
+    def close(self) -> None:
+        """Let the model go; a run that is under way keeps it until it ends."""
+        self._loaded = None
+
+
+def _checked(recipe: str | os.PathLike[str] | Mapping[str, Any]) -> Recipe:
+    if isinstance(recipe, Mapping):
+        return recipe_from_mapping(recipe)
+    return load_recipe(os.fspath(recipe))
+
+
 def _generate(
-    recipe: Recipe, rows: Iterable[Mapping[str, Any]], order: str
+    recipe: Recipe,
+    rows: Iterable[Mapping[str, Any]],
+    order: str,
+    loaded: LoadedModel | None = None,
 ) -> Iterator[dict[str, Any]]:
-    with open_session(recipe, compile_template(recipe.prompt.template), JobStatistics()) as session:
+    template = compile_template(recipe.prompt.template)
+    with open_session(recipe, template, JobStatistics(), loaded=loaded) as session:
         waiting: dict[int, dict[str, Any]] = {}
         next_index = 0
         for index, row in session.job.rows(_records(recipe, rows)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cbgen.engine.build import attached_engine, scheduler_limits
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.manager.loop import EngineLoop
-from cbgen.engine.model.load import load_model
+from cbgen.engine.model.load import LoadedModel, load_model
 from cbgen.io.openai_responses import BatchRun, OpenAILines, RowDialect, VllmLines
 from cbgen.io.rows import OutputRows
 from cbgen.io.template import Template
@@ -57,12 +57,19 @@ def _dialects(recipe: Recipe, *, token_ids: bool) -> dict[str | None, RowDialect
     }
 
 
+def _answers(recipe: Recipe, loaded: LoadedModel) -> AnswerBuilder:
+    token_ids = recipe.output.token_ids
+    dialects = _dialects(recipe, token_ids=token_ids or loaded.tokenizer is None)
+    return AnswerBuilder(loaded.tokenizer, dialects, token_ids=token_ids)
+
+
 @contextmanager
 def open_session(
     recipe: Recipe,
     template: Template | None,
     statistics: JobStatistics,
     observer: EngineObserver | None = None,
+    loaded: LoadedModel | None = None,
 ) -> Iterator[Session]:
     """Load the model and run the engine's thread; on exit both end, unfinished rows cancelled.
 
@@ -71,26 +78,26 @@ def open_session(
         template: its compiled `prompt.template`.
         statistics: kept up to date.
         observer: is told what the engine does.
+        loaded: the recipe's model, if it is loaded already; the caller keeps it.
 
     Raises:
         UsageError: model or settings are wrong.
     """
     statistics.phase = "loading model"
     started = time.monotonic()
-    loaded = load_model(recipe.model)
+    if loaded is None:
+        loaded = load_model(recipe.model)
     with attached_engine(
         loaded.model, recipe.continuous_batching, recipe.model.attn_implementation, observer
     ) as built:
         prepared = make_preparation(recipe, template, loaded, built.plan)
         results = Results()
-        loop = EngineLoop(built.engine, results)
+        loop = EngineLoop(
+            built.engine, results, max_queue_size=recipe.continuous_batching.max_queue_size
+        )
         job = BatchJob(
             preparer=prepared.preparer,
-            answers=AnswerBuilder(
-                loaded.tokenizer,
-                _dialects(recipe, token_ids=recipe.output.token_ids or loaded.tokenizer is None),
-                token_ids=recipe.output.token_ids,
-            ),
+            answers=_answers(recipe, loaded),
             engine=loop,
             results=results,
             statistics=statistics,

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from cbgen.engine.core import Engine
@@ -30,46 +32,132 @@ class OutputSink(Protocol):
         """Learn that the engine has died; no more outputs follow."""
 
 
+@dataclass(slots=True)
+class _News:
+    """What other threads asked of the engine since it last looked."""
+
+    requests: list[Request] = field(default_factory=list)
+    cancellations: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.requests or self.cancellations)
+
+
 class EngineLoop:
     """Runs an engine on a thread of its own. All methods are thread-safe.
 
     Lifecycle: start, submit and cancel, stop. A stopped loop is not started again.
+
+    Args:
+        engine: is touched by the loop's thread alone.
+        sink: gets the outputs.
+        max_queue_size: requests that may wait for admission before `submit` blocks; 0 = any number.
+        on_step: called on the engine's thread after each step, before outputs of that step are put.
+        on_end: called on the engine's thread when it ends, before the sink is told of a failure.
     """
 
-    def __init__(self, engine: Engine, sink: OutputSink) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        sink: OutputSink,
+        *,
+        max_queue_size: int = 0,
+        on_step: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
         self._sink = sink
-        self._changed = threading.Condition()
-        self._new_requests: list[Request] = []
-        self._cancellations: list[str] = []
+        self._max_queue_size = max_queue_size
+        self._on_step = on_step
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # the engine's thread waits here
+        self._has_room = threading.Condition(self._lock)  # submitters wait here
+        self._has_parked = threading.Condition(self._lock)  # those who pause wait here
+        self._news = _News()
+        self._num_queued = 0  # handed to the engine and not yet admitted
         self._deadline: float | None = None
+        self._num_pauses = 0
+        self._is_parked = False
+        self._must_forget = True  # weights may have changed since the engine's last step
         self._is_stopping = False
+        self._has_ended = False
         self._failure: EngineError | None = None
         self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="cbgen-engine", daemon=True)
+
+    @property
+    def failure(self) -> EngineError | None:
+        """What ended the engine; None while it lives and after a stop."""
+        return self._failure
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._is_stopping
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no step will run any more."""
+        return self._has_ended
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[Request], *, may_wait: bool = True) -> None:
         """Queue requests; each ends in exactly one output.
+
+        Args:
+            requests: the requests. They are queued one by one as there is room, so of a group some
+                may be queued already when the loop is stopped.
+            may_wait: wait while `max_queue_size` requests wait for admission; else the queue grows.
 
         Raises:
             EngineError: the loop was stopped, or has died; the cause is attached.
         """
-        with self._changed:
-            if self._failure is not None:
-                raise EngineError(str(self._failure)) from self._failure
-            if self._is_stopping:
-                raise EngineError("the engine is stopped and takes no more requests")
-            self._new_requests.extend(requests)
-            self._changed.notify()
+        left = deque(requests)
+        with self._lock:
+            while True:
+                self._refuse_after_the_end()
+                room = self._room(len(left)) if may_wait else len(left)
+                self._news.requests.extend(left.popleft() for _ in range(room))
+                if room:
+                    self._changed.notify()
+                if not left:
+                    return
+                self._has_room.wait()
 
     def cancel(self, request_id: str) -> None:
         """End a request with what it has; its output comes with status CANCELLED."""
-        with self._changed:
-            self._cancellations.append(request_id)
+        with self._lock:
+            self._news.cancellations.append(request_id)
+            self._changed.notify()
+
+    def pause(self) -> None:
+        """Return once no step runs; none begins before `resume`. Requests stay as they are.
+
+        Requests can be added and cancelled meanwhile. May be called several times, from any thread
+        but the engine's; each call wants its own `resume`.
+
+        Raises:
+            EngineError: the loop has ended; the cause is attached if it has died.
+        """
+        with self._lock:
+            self._num_pauses += 1
+            self._changed.notify()
+            self._has_parked.wait_for(lambda: self._is_parked or self._has_ended)
+            if self._has_ended:
+                self._num_pauses -= 1
+                self._refuse_after_the_end()
+
+    def resume(self) -> None:
+        """Take back one `pause`; after the last one the engine goes on, its prefix cache dropped.
+
+        Weights may have been changed in between, and cached keys and values with them.
+        """
+        with self._lock:
+            self._num_pauses -= 1
             self._changed.notify()
 
     def wind_down(self, deadline: float) -> None:
@@ -78,7 +166,7 @@ class EngineLoop:
         Args:
             deadline: seconds of `time.monotonic()`; of several calls the earliest one counts.
         """
-        with self._changed:
+        with self._lock:
             self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
             self._changed.notify()
 
@@ -89,56 +177,122 @@ class EngineLoop:
     def stop(self, *, hard_stop: bool = False, timeout: float | None = None) -> bool:
         """End the thread: after all requests are finished, or at once with `hard_stop`.
 
-        A hard stop cancels what is unfinished; the outputs hold the tokens so far.
+        A hard stop cancels what is unfinished; the outputs hold the tokens so far. A paused loop
+        ends when it is resumed.
 
         Returns:
             Whether the thread has ended within `timeout` seconds (None = wait for it).
         """
         if hard_stop:
             self.wind_down(time.monotonic())
-        with self._changed:
+        with self._lock:
             self._is_stopping = True
             self._changed.notify()
+            self._has_room.notify_all()
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def _refuse_after_the_end(self) -> None:
+        if self._failure is not None:
+            raise EngineError(str(self._failure)) from self._failure
+        if self._is_stopping:
+            raise EngineError("the engine is stopped and takes no more requests")
+
+    def _room(self, wanted: int) -> int:
+        """Return how many of `wanted` requests may be queued now."""
+        if self._max_queue_size == 0:
+            return wanted
+        waiting = len(self._news.requests) + self._num_queued
+        return max(0, min(wanted, self._max_queue_size - waiting))
+
     def _run(self) -> None:
+        failure: EngineError | None = None
         try:
-            while self._take_news():
-                outputs = self._engine.step()
-                self._stats = self._engine.stats()
-                if outputs:
-                    self._sink.put(outputs)
+            while self._turn():
+                pass
         except BaseException as error:  # noqa: BLE001  the failure boundary; the cause goes to all
             reason = str(error).strip() or type(error).__name__
             failure = EngineError(f"the engine failed: {reason}")
             failure.__cause__ = error
-            with self._changed:
-                self._failure = failure
-            self._sink.fail(failure)
+        with self._lock:
+            self._failure = failure
+            self._has_ended = True
+            self._is_stopping = True
+            self._has_room.notify_all()
+            self._has_parked.notify_all()
+        try:
+            self._on_end()
+        finally:
+            if failure is not None:
+                self._sink.fail(failure)
 
-    def _take_news(self) -> bool:
-        """Hand news to the engine, waiting while there is nothing to do; False to end the loop."""
-        with self._changed:
-            while not (self._new_requests or self._cancellations or self._engine.has_unfinished()):
-                if self._is_stopping:
-                    return False
-                self._changed.wait()
-            requests, self._new_requests = self._new_requests, []
-            cancellations, self._cancellations = self._cancellations, []
+    def _turn(self) -> bool:
+        """Hand news to the engine and run a step, none while paused; False to end the loop."""
+        with self._lock:
+            if not self._wait_for_work():
+                return False
+            news, self._news = self._news, _News()
+            self._num_queued += len(news.requests)
+            is_parked = self._num_pauses > 0
+            self._set_parked(is_parked)
+            must_forget, self._must_forget = self._must_forget and not is_parked, is_parked
             deadline = self._deadline
-        for request in requests:
-            self._engine.add(request)
-        for request_id in cancellations:
-            self._engine.cancel(request_id)
-        if deadline is not None:
-            self._cancel_what_shall_not_run(time.monotonic() >= deadline)
+        self._take(news, deadline)
+        if is_parked:
+            outputs = self._engine.take_outputs()
+        else:
+            if must_forget:
+                self._engine.reset_prefix_cache()
+            outputs = self._engine.step()
+            self._on_step()
+        self._stats = self._engine.stats()
+        if self._max_queue_size:
+            with self._lock:
+                self._num_queued = self._stats.num_waiting
+                self._has_room.notify_all()
+        if outputs:
+            self._sink.put(outputs)
         return True
 
-    def _cancel_what_shall_not_run(self, is_over: bool) -> None:
-        """Cancel everything, or before the deadline what has not run yet."""
-        for request in self._engine.unfinished():
-            has_run = request.status is not RequestStatus.PENDING or request.num_preemptions > 0
-            if is_over or not has_run:
-                self._engine.cancel(request.request_id)
+    def _wait_for_work(self) -> bool:
+        """Return True once there is something to do, False to end the loop. Holds the lock."""
+        while not self._news:
+            has_unfinished = self._engine.has_unfinished()
+            if self._num_pauses:
+                self._set_parked(True)
+                seconds_left = None
+                if has_unfinished and self._deadline is not None:
+                    seconds_left = self._deadline - time.monotonic()
+                    if seconds_left <= 0:
+                        return True
+                self._changed.wait(seconds_left)
+            elif has_unfinished:
+                return True
+            elif self._is_stopping:
+                return False
+            else:
+                self._changed.wait()
+        return True
+
+    def _set_parked(self, is_parked: bool) -> None:
+        self._is_parked = is_parked
+        if is_parked:
+            self._must_forget = True
+            self._has_parked.notify_all()
+
+    def _take(self, news: _News, deadline: float | None) -> None:
+        for request in news.requests:
+            self._engine.add(request)
+        for request_id in news.cancellations:
+            self._engine.cancel(request_id)
+        if deadline is not None:
+            _cancel_what_shall_not_run(self._engine, is_over=time.monotonic() >= deadline)
+
+
+def _cancel_what_shall_not_run(engine: Engine, *, is_over: bool) -> None:
+    """Cancel everything, or before the deadline what has not run yet."""
+    for request in engine.unfinished():
+        has_run = request.status is not RequestStatus.PENDING or request.num_preemptions > 0
+        if is_over or not has_run:
+            engine.cancel(request.request_id)

@@ -1,0 +1,1 @@
+"""Python functions on a loaded model, in place of those of transformers."""

@@ -1,0 +1,328 @@
+"""Brings outputs from the engine's thread to whoever waits for them.
+
+An output goes to the first of these that there is: everybody who follows its request, one caller
+who waits for that id, one caller who waits for any; else it is kept until somebody asks. Nobody
+polls: each waiting caller has a mailbox of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from cbgen.engine.manager.failures import EngineDied
+from cbgen.engine.manager.kept import KeptOutputs
+from cbgen.engine.manager.streams import Progress, RequestOutput
+from cbgen.engine.manager.unanswered import UnansweredRequests
+from cbgen.engine.request import FinishReason, RequestStatus
+from cbgen.errors import EngineError
+
+FAILED_CODE = "engine_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Stands behind the last output: nothing more will come.
+
+    Attributes:
+        failure: what ended the engine, None after a stop.
+        output: in a follower's mailbox after a failure, its request as it failed.
+    """
+
+    failure: EngineError | None = None
+    output: RequestOutput | None = None
+
+
+Mail = RequestOutput | Closed
+
+
+class Mailbox(Protocol):
+    """Takes what a follower is sent; called on the engine's thread."""
+
+    def put(self, item: Mail) -> None:
+        """Take an output or the end of them.
+
+        Raises:
+            MailboxGone: nobody reads it any more.
+        """
+
+
+class MailboxGone(Exception):
+    """The reader of a mailbox has gone away."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """One caller who waits for one output."""
+
+    request_id: str | None
+    ends_when_answered: bool
+    mailbox: SimpleQueue[Mail] = field(default_factory=SimpleQueue)
+
+
+class OutputRouter:
+    """Owns the outputs that nobody has fetched yet, and knows who waits.
+
+    All methods are thread-safe; what the engine's thread calls never blocks.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unanswered = UnansweredRequests()
+        self._kept = KeptOutputs()
+        self._waiters: OrderedDict[int, _Waiter] = OrderedDict()
+        self._waiters_by_id: dict[str, OrderedDict[int, _Waiter]] = {}
+        self._followers: dict[str, list[Mailbox]] = {}
+        self._closed: Closed | None = None
+        self._is_new = True  # followers may come before the first start
+        self._has_begun = False
+        self._is_failure_told = False
+
+    def open(self) -> None:
+        """Let callers wait again: an engine is there that will answer them."""
+        with self._lock:
+            self._closed = None
+            self._is_new = self._is_failure_told = False
+            self._has_begun = bool(self._unanswered or self._kept)
+
+    def expect(self, samples: Sequence[Progress]) -> bool:
+        """Note a request that will be answered; False if an unanswered one has its id.
+
+        Args:
+            samples: the request, and behind it further samples of it.
+        """
+        with self._lock:
+            is_new = self._unanswered.add(samples)
+            self._has_begun |= is_new
+            return is_new
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Take back `expect`: the request did not reach the engine."""
+        with self._lock:
+            for request_id in request_ids:
+                self._unanswered.remove(request_id)
+            self._end_iterations()
+
+    def is_known(self, request_id: str) -> bool:
+        """Whether a request of that id is under way, or has outputs that nobody has fetched."""
+        with self._lock:
+            return request_id in self._unanswered or request_id in self._kept
+
+    def cancel(self, request_id: str) -> list[str]:
+        """Note that a request is cancelled; return its unanswered samples."""
+        with self._lock:
+            return self._unanswered.cancel(request_id)
+
+    def was_cancelled(self, request_id: str) -> bool:
+        """Whether an unanswered request was cancelled."""
+        return self._unanswered.is_cancelled(request_id)
+
+    def put(self, outputs: Sequence[RequestOutput]) -> None:
+        """Deliver outputs."""
+        with self._lock:
+            for output in outputs:
+                if output.is_finished():
+                    self._unanswered.remove(output.request_id)
+                self._deliver(output)
+            self._end_iterations()
+
+    def put_apart(self, output: RequestOutput) -> None:
+        """Deliver an output to whoever takes any: its id belongs to another request."""
+        with self._lock:
+            self._has_begun = True
+            self._deliver_to_anybody(output, is_apart=True)
+            self._end_iterations()
+
+    def close(self, failure: EngineError | None = None) -> None:
+        """Tell everybody that no more outputs will come; what is kept can still be fetched."""
+        with self._lock:
+            self._closed = Closed(failure)
+            for waiter in [*self._waiters.values(), *self._all_waiters_by_id()]:
+                waiter.mailbox.put(self._closed)
+            self._waiters.clear()
+            self._waiters_by_id.clear()
+            for request_id, mailboxes in list(self._followers.items()):
+                progress = self._unanswered.get(request_id)
+                output = _failed(progress, failure) if progress and failure else None
+                for mailbox in mailboxes:
+                    self._is_failure_told |= _put(mailbox, Closed(failure, output))
+            self._followers.clear()
+            for request_id in list(self._unanswered):
+                self._unanswered.remove(request_id)
+
+    def take(
+        self,
+        request_id: str | None = None,
+        *,
+        timeout: float | None = None,
+        ends_when_answered: bool = False,
+    ) -> RequestOutput | None:
+        """Return the next output, of a request or of any; wait for it if need be.
+
+        Args:
+            request_id: None = any.
+            timeout: seconds; None = any time.
+            ends_when_answered: return None once there have been requests and all are answered.
+
+        Returns:
+            None after the timeout, when no more outputs come, and before the first `open`.
+
+        Raises:
+            EngineDied: the engine has failed and nothing is left to fetch.
+        """
+        with self._lock:
+            kept = self._kept.take(request_id)
+            if kept is not None:
+                return kept
+            if self._closed is not None:
+                self._raise_failure(self._closed)
+                return None
+            if self._is_new or (ends_when_answered and self._is_all_answered()):
+                return None
+            waiter = _Waiter(request_id, ends_when_answered)
+            self._waiting(request_id)[id(waiter)] = waiter
+        item: Mail | None
+        try:
+            item = waiter.mailbox.get(timeout=timeout)
+        except Empty:
+            item = self._leave(waiter)
+        except BaseException:  # interrupted: what was handed over must not be lost
+            late = self._leave(waiter)
+            if isinstance(late, RequestOutput):
+                self.give_back([late])
+            raise
+        if isinstance(item, Closed):
+            with self._lock:
+                self._raise_failure(item)
+            return None
+        return item
+
+    def follow(self, request_ids: Iterable[str], mailbox: Mailbox) -> None:
+        """Send all outputs of some requests to a mailbox from now on, kept ones included."""
+        with self._lock:
+            for request_id in request_ids:
+                while (kept := self._kept.take(request_id)) is not None:
+                    mailbox.put(kept)
+                    if kept.is_finished():
+                        break
+                else:
+                    if self._closed is not None:
+                        mailbox.put(self._closed)
+                    else:
+                        self._followers.setdefault(request_id, []).append(mailbox)
+
+    def unfollow(self, request_ids: Iterable[str], mailbox: Mailbox) -> None:
+        """Send nothing more to a mailbox."""
+        with self._lock:
+            for request_id in request_ids:
+                others = [box for box in self._followers.pop(request_id, ()) if box is not mailbox]
+                if others:
+                    self._followers[request_id] = others
+
+    def give_back(self, outputs: Iterable[RequestOutput]) -> None:
+        """Deliver outputs again that a caller was handed and did not read."""
+        with self._lock:
+            for output in outputs:
+                self._deliver(output)
+
+    def death(self, failure: EngineError) -> EngineDied:
+        """Return an exception for one caller who learns of a failure."""
+        with self._lock:
+            return self._death(failure)
+
+    def is_failure_told(self) -> bool:
+        """Whether anybody has learned of the failure since the last `open`."""
+        return self._is_failure_told
+
+    def _deliver(self, output: RequestOutput) -> None:
+        """Hand an output over; the lock is held."""
+        request_id = output.request_id
+        mailboxes = self._followers.get(request_id)
+        if mailboxes is not None:
+            if output.is_finished():
+                del self._followers[request_id]
+            reached = [mailbox for mailbox in mailboxes if _put(mailbox, output)]
+            if reached:
+                if request_id in self._followers:
+                    self._followers[request_id] = reached
+                return
+            self._followers.pop(request_id, None)
+        waiters = self._waiters_by_id.get(request_id)
+        if waiters:
+            _, waiter = waiters.popitem(last=False)
+            if not waiters:
+                del self._waiters_by_id[request_id]
+            waiter.mailbox.put(output)
+            return
+        self._deliver_to_anybody(output)
+
+    def _deliver_to_anybody(self, output: RequestOutput, *, is_apart: bool = False) -> None:
+        if self._waiters:
+            self._waiters.popitem(last=False)[1].mailbox.put(output)
+            return
+        self._kept.add(output, has_id=not is_apart)
+
+    def _is_all_answered(self) -> bool:
+        return self._has_begun and not self._unanswered
+
+    def _end_iterations(self) -> None:
+        """End the iterations that wait for requests which are all answered; the lock is held."""
+        if not self._waiters or not self._is_all_answered():
+            return
+        for key, waiter in list(self._waiters.items()):
+            if waiter.ends_when_answered:
+                del self._waiters[key]
+                waiter.mailbox.put(Closed())
+
+    def _waiting(self, request_id: str | None) -> OrderedDict[int, _Waiter]:
+        if request_id is None:
+            return self._waiters
+        return self._waiters_by_id.setdefault(request_id, OrderedDict())
+
+    def _all_waiters_by_id(self) -> Iterable[_Waiter]:
+        return (waiter for waiters in self._waiters_by_id.values() for waiter in waiters.values())
+
+    def _leave(self, waiter: _Waiter) -> Mail | None:
+        """Stop waiting; return what arrived in the very last moment."""
+        with self._lock:
+            waiting = self._waiting(waiter.request_id)
+            waiting.pop(id(waiter), None)
+            if waiter.request_id is not None and not waiting:
+                del self._waiters_by_id[waiter.request_id]
+        try:
+            return waiter.mailbox.get_nowait()
+        except Empty:
+            return None
+
+    def _raise_failure(self, closed: Closed) -> None:
+        if closed.failure is not None:
+            raise self._death(closed.failure)
+
+    def _death(self, failure: EngineError) -> EngineDied:
+        # One object raised by many threads would mix up their tracebacks.
+        self._is_failure_told = True
+        died = EngineDied(str(failure), self._kept.finished())
+        died.__cause__ = failure.__cause__ or failure
+        return died
+
+
+def _failed(progress: Progress, failure: EngineError) -> RequestOutput:
+    """Return a request as it stood when the engine died."""
+    output = progress.request.output()
+    output.status = RequestStatus.FAILED
+    output.finish_reason = FinishReason.ERROR
+    output.error = str(failure)
+    output.error_code = FAILED_CODE
+    return progress.finish(output)
+
+
+def _put(mailbox: Mailbox, item: Mail) -> bool:
+    try:
+        mailbox.put(item)
+    except MailboxGone:
+        return False
+    return True
