@@ -23,7 +23,7 @@ $(BIN)/python:
 	"$(PYTHON)" -m venv --clear .venv || { rm -rf .venv; exit 1; }
 
 # torch comes first and alone: asked for together with the rest, pip may prefer a build for CUDA of several gigabytes.
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard cbgen/csrc/*) | $(BIN)/python
 	$(PIP) torch
 	$(PIP) -e '.[gguf,dev]'
 	@touch $@
@@ -62,6 +62,6 @@ docs: install ## write the generated pages of docs/ anew
 	mv docs/recipe.md.new docs/recipe.md
 
 clean: ## remove .venv, caches and what make run wrote
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist cbgen.egg-info
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist cbgen.egg-info cbgen/engine/_kernels.so
 	rm -f out.jsonl out.jsonl.journal out.jsonl.run
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,7 +28,7 @@ MAY_IMPORT = {
 
 ENGINE_LEVELS = (
     ("config", "sampling.params", "cache.groups"),
-    ("step", "sizing", "plan", "request", "events"),
+    ("step", "cache.shape", "sizing", "plan", "request", "events"),
     ("native", "cache", "batch", "storage", "memory", "model", "attention", "sampling", "text"),
     ("scheduler", "runner"),
     ("core",),

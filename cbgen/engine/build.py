@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
+from cbgen.engine import native
 from cbgen.engine.attention import make_backend
 from cbgen.engine.batch import Rows
 from cbgen.engine.cache.kv_cache import KVCache
@@ -126,6 +127,7 @@ def plan_facts(facts: ModelFacts) -> PlanFacts:
         logits_size=facts.logits_size,
         hidden_size=facts.hidden_size,
         max_context=facts.max_context,
+        missing_kernels=native.why_missing(),
     )
 
 

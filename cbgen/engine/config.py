@@ -10,7 +10,7 @@ from typing import Any
 
 from cbgen.errors import UsageError
 
-ATTENTION_BACKENDS = ("auto", "sdpa", "eager", "paged|eager")
+ATTENTION_BACKENDS = ("auto", "cpu", "sdpa", "eager", "paged|eager")
 """Attention implementations that a recipe may name."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -32,7 +32,7 @@ class ModelConfig:
     device_map: str | None = None
     """null | auto: spread a model over the GPUs of one process."""
     attn_implementation: str = "auto"
-    """auto | sdpa | eager ("paged|eager" is the same)."""
+    """auto | cpu (the C++ kernels) | sdpa | eager ("paged|eager" is the same)."""
     tp_size: int | None = None
     """Ranks that share one copy of the weights; null = all ranks."""
     quantization: str | None = None

@@ -344,8 +344,15 @@ def _attention(name: str, facts: PlanFacts) -> tuple[str, str]:
     ]
     if name in ("eager", "paged|eager"):
         return "eager", "given"
+    missing = facts.missing_kernels
+    if facts.device_type != "cpu":
+        missing = f"the model is on {facts.device_type}"
+    if name == "cpu" and missing is not None:
+        raise UsageError(f"model.attn_implementation is 'cpu', and {missing}; or use auto")
+    if name in ("auto", "cpu") and missing is None:
+        return "cpu", "given" if name == "cpu" else "the kernels for this CPU"
     if not needs:
-        return "sdpa", "given" if name == "sdpa" else "the best backend that is there"
+        return "sdpa", "given" if name == "sdpa" else missing or "the best backend that is there"
     if name == "sdpa":
         raise UsageError(
             f"model.attn_implementation is 'sdpa', and the model's attention has "

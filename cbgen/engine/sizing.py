@@ -41,6 +41,8 @@ class PlanFacts:
     logits_size: int
     hidden_size: int
     max_context: int | None
+    missing_kernels: str | None = "the C++ kernels are not used"
+    """Why the kernels for the CPU cannot be used; None if they can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,8 @@ def _attention_bytes(
     masks = num_queries * num_keys  # one byte each, kept for all requests of the step
     scores = max(num_keys * layer.num_heads, min(pairs * layer.num_heads, MOST_SCORES))
     dims = layer.key_dim + layer.value_dim
+    if backend == "cpu":  # reads pages in place; queries and outputs in float32
+        return num_queries * layer.num_heads * dims * 4
     if backend == "eager":
         num_heads = layer.num_kv_heads + layer.num_heads  # gathered, then repeated
         return masks + scores * _SCORE_BYTES + num_keys * num_heads * dims * facts.cache_itemsize

@@ -355,3 +355,33 @@ def test_on_a_gpu_block_tables_are_counted():
     decided = plan(facts=facts, max_requests_per_batch=100)
     assert memory_parts(decided, facts)["block_tables"] == 100 * (2048 // 256) * 8
     assert memory_parts(plan(), make_facts())["block_tables"] == 0
+
+
+def with_kernels(**changes) -> PlanFacts:
+    return make_facts(missing_kernels=None, **changes)
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+def test_the_kernels_are_used_on_a_cpu_where_they_are_there(name):
+    layers = make_layers(2, has_softcap=True, has_sinks=True)
+    decided = resolve(ContinuousBatchingConfig(), name, with_kernels(layers=layers))
+    assert decided.attn_implementation == "cpu"
+
+
+def test_an_explicit_backend_stands_beside_the_kernels():
+    assert resolve(ContinuousBatchingConfig(), "sdpa", with_kernels()).attn_implementation == "sdpa"
+
+
+def test_missing_kernels_are_the_reason_for_another_backend():
+    decided = resolve(ContinuousBatchingConfig(), "auto", make_facts(missing_kernels="not built"))
+    assert decided.attn_implementation == "sdpa"
+    assert decided.reasons["attn_implementation"] == "not built"
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [({"missing_kernels": "not built"}, "not built"), ({"device_type": "cuda"}, "on cuda")],
+)
+def test_kernels_that_cannot_be_had_are_refused_with_the_reason(facts, reason):
+    with pytest.raises(UsageError, match=f"'cpu', and .*{reason}"):
+        resolve(ContinuousBatchingConfig(), "cpu", make_facts(**facts))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cbgen.engine.config import ModelConfig
+from cbgen.engine.model.linears import unpack_linears
 from cbgen.engine.model.load import load_model, resolve_device, resolve_dtype
 from cbgen.errors import UsageError
 from tests.helpers.models import tiny_model
@@ -33,8 +34,14 @@ def load(folder: Path, **settings):
     return load_model(ModelConfig(path=str(folder), device="cpu", **settings))
 
 
+def weights_of(loaded) -> dict[str, torch.Tensor]:
+    """Return the weights of a loaded model, packed ones as they were before."""
+    unpack_linears(loaded.model)
+    return loaded.model.state_dict()
+
+
 def test_a_folder_gives_its_weights(folder):
-    loaded = load(folder).model.state_dict()
+    loaded = weights_of(load(folder))
     saved = tiny_model("llama").state_dict()
     assert loaded.keys() == saved.keys()
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
@@ -90,7 +97,7 @@ def test_an_unknown_config_field_is_refused_by_name(folder):
 
 
 def test_random_weights_are_the_same_each_time_and_not_the_saved_ones(folder):
-    first, second = (load(folder, random_init=True).model.state_dict() for _ in range(2))
+    first, second = (weights_of(load(folder, random_init=True)) for _ in range(2))
     name = "model.embed_tokens.weight"
     assert torch.equal(first[name], second[name])
     assert not torch.equal(first[name], tiny_model("llama").state_dict()[name])

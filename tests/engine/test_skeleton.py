@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,7 +47,10 @@ def test_facts_and_plan_are_those_of_the_loaded_model(save, name):
     config = ModelConfig(path=save(tiny_model(name)), device="cpu")
     planned = plan_engine(config, BATCHING)
     loaded = load_model(config)
-    assert planned.facts == probe_model(loaded.model)
+    facts = probe_model(loaded.model)
+    # Which format holds the values of a weight exactly is known when they are there.
+    assert planned.facts == replace(facts, weight_bytes=planned.facts.weight_bytes)
+    assert facts.weight_bytes <= planned.facts.weight_bytes * 1.1  # panels are padded
     with attached_engine(loaded.model, BATCHING) as built:
         assert (planned.plan.num_blocks, planned.plan.max_requests) == (
             built.plan.num_blocks,

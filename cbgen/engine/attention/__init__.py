@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from cbgen.engine.attention.base import AttentionBackend
+from cbgen.engine.attention.cpu import CpuBackend
 from cbgen.engine.attention.eager import EagerBackend
 from cbgen.engine.attention.sdpa import SdpaBackend
 
 __all__ = ["AttentionBackend", "backend_names", "make_backend"]
 
-_BACKENDS: dict[str, type[SdpaBackend] | type[EagerBackend]] = {
+_BACKENDS: dict[str, type[CpuBackend] | type[SdpaBackend] | type[EagerBackend]] = {
+    CpuBackend.name: CpuBackend,
     SdpaBackend.name: SdpaBackend,
     EagerBackend.name: EagerBackend,
 }

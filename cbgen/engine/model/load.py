@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from cbgen.engine.config import ModelConfig
+from cbgen.engine.model.packing import pack_for_cpu
 from cbgen.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,8 @@ def _load(config: ModelConfig, *, with_weights: bool) -> LoadedModel:
         reason = " ".join(lines[:_REASON_LINES]) or type(error).__name__
         raise UsageError(f"cannot load model {config.path!r}: {reason}") from error
     model.eval()
+    if with_weights:
+        pack_for_cpu(model)
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
     defaults.pop("transformers_version", None)
     return LoadedModel(

@@ -19,6 +19,7 @@ from cbgen.engine.attention.context import forward_context
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
+from cbgen.engine.model.linears import packed_bytes
 from cbgen.errors import UsageError
 
 _SEQUENCE = (1, 0, 1)
@@ -209,7 +210,8 @@ def _refuse_layer_types(config: PretrainedConfig, model_type: str) -> None:
 
 def _weight_bytes(model: PreTrainedModel) -> int:
     # `parameters` gives tied weights once.
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    unpacked = sum(p.numel() * p.element_size() for p in model.parameters())
+    return int(unpacked) + packed_bytes(model)
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -1,0 +1,327 @@
+// Attention of packed queries to keys and values that stay in their pages.
+//
+// Rows (the queries of some tokens under the heads that share a key head) meet tiles of 64 keys,
+// one key head after the other, while the next tile is on its way from memory. The keys of a tile
+// are transposed once, so that a vector holds one dimension of neighbouring keys; scores and the
+// weighted sum of values are then products of register blocks. The softmax is online (Milakov and
+// Gimelshein 2018) with one maximum a row and tile, in base 2.
+//
+// What is computed for a row never depends on the rows beside it: scores are chains of fused
+// multiply-adds over the dimensions, values are added in the order of keys, tiles and segments lie
+// at fixed positions, and the results of segments are merged in order.
+#pragma once
+
+#include "attention_pages.h"
+
+namespace {
+
+void load_query(const Work& w) {
+  const float scale = w.a.softcap > 0 ? w.a.scaling / w.a.softcap : w.a.scaling * LOG2_E;
+  for (int64_t row = 0; row < w.rows; row++) {
+    const float* query = w.a.query + (w.task.first_token + w.token(row)) * w.a.query_token_stride +
+                         w.head(row) * w.a.query_head_stride;
+    float* scaled = w.s.query + row * w.key_dim;
+    for (int64_t d = 0; d < w.a.key_dim; d++) scaled[d] = query[d] * scale;
+    for (int64_t d = w.a.key_dim; d < w.key_dim; d++) scaled[d] = 0;
+  }
+}
+
+// Vectors side by side in a register block of so many rows: 32 registers, or 16.
+constexpr int vectors_of(int rows) { return W == 16 || rows <= 2 ? 4 : 2; }
+
+template <int ROWS>
+inline void score(const float* query, int64_t key_dim, const float* transposed, float* scores,
+                  Ahead* ahead) {
+  constexpr int V = vectors_of(ROWS);
+  for (int key = 0; key < TILE; key += V * W) {
+    vf sums[ROWS][V] = {};
+    for (int64_t d = 0; d < key_dim; d++) {
+      if (ahead != nullptr) ahead->step();
+      vf keys[V];
+      for (int v = 0; v < V; v++) keys[v] = load(transposed + d * TILE + key + v * W);
+      for (int r = 0; r < ROWS; r++) {
+        const vf x = splat(query[r * key_dim + d]);
+        for (int v = 0; v < V; v++) sums[r][v] = fma(x, keys[v], sums[r][v]);
+      }
+    }
+    for (int r = 0; r < ROWS; r++) {
+      for (int v = 0; v < V; v++) store(scores + r * TILE + key + v * W, sums[r][v]);
+    }
+  }
+}
+
+template <int ROWS, int V>
+inline void add_values(const float* probabilities, const float* const* values, int64_t begin,
+                       int64_t end, int64_t dim, float* output, int64_t value_dim,
+                       Ahead* ahead) {
+  vf sums[ROWS][V];
+  for (int r = 0; r < ROWS; r++) {
+    for (int v = 0; v < V; v++) sums[r][v] = load(output + r * value_dim + dim + v * W);
+  }
+  for (int64_t key = begin; key < end; key++) {
+    vf value[V];
+    for (int v = 0; v < V; v++) value[v] = load(values[key] + dim + v * W);
+    if (ahead != nullptr) ahead->step();
+    for (int r = 0; r < ROWS; r++) {
+      const vf x = splat(probabilities[r * TILE + key]);
+      for (int v = 0; v < V; v++) sums[r][v] = fma(x, value[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < ROWS; r++) {
+    for (int v = 0; v < V; v++) store(output + r * value_dim + dim + v * W, sums[r][v]);
+  }
+}
+
+template <int ROWS>
+inline void all_values(const float* probabilities, const float* const* values, int64_t begin,
+                       int64_t end, float* output, int64_t value_dim, Ahead* ahead) {
+  constexpr int V = vectors_of(ROWS);
+  int64_t dim = 0;
+  for (; dim + V * W <= value_dim; dim += V * W) {
+    add_values<ROWS, V>(probabilities, values, begin, end, dim, output, value_dim,
+                        dim == 0 ? ahead : nullptr);
+  }
+  for (; dim < value_dim; dim += W) {
+    add_values<ROWS, 1>(probabilities, values, begin, end, dim, output, value_dim,
+                        dim == 0 ? ahead : nullptr);
+  }
+}
+
+// tanh(x) = (1 - e) / (1 + e) with e = exp(-2 |x|), and the sign of x.
+inline vf softcapped(vf x, float softcap) {
+  const vf e = exp2((x < 0.0f ? x : -x) * splat(2 * LOG2_E));
+  const vf t = (splat(1.0f) - e) / (splat(1.0f) + e);
+  return (x < 0.0f ? -t : t) * splat(softcap * LOG2_E);
+}
+
+// Turns a row's scores into probabilities and moves its maximum, denominator and output along.
+inline void softmax_row(const Work& w, int64_t row, int64_t position) {
+  float* scores = w.s.scores + row * TILE;
+  constexpr int V = TILE / W;
+  vf x[V];
+  for (int v = 0; v < V; v++) x[v] = load(scores + v * W);
+  if (w.a.softcap > 0) {
+    for (int v = 0; v < V; v++) x[v] = softcapped(x[v], w.a.softcap);
+  }
+  const int64_t first = w.first_key(row) - position, end = w.end_key(row) - position;
+  if (first > 0 || end < TILE) {
+    const int32_t begin_key = static_cast<int32_t>(larger(first, 0));
+    const int32_t end_key = static_cast<int32_t>(smaller(end, TILE));
+    vi key;
+    for (int i = 0; i < W; i++) key[i] = i;
+    for (int v = 0; v < V; v++, key += W) {
+      x[v] = (key >= begin_key) & (key < end_key) ? x[v] : splat(NO_SCORE);
+    }
+  }
+  vf most = x[0];
+  for (int v = 1; v < V; v++) most = maximum(most, x[v]);
+  const float old_maximum = w.s.maximum[row];
+  const float largest = largest_of(most);
+  const float new_maximum = largest > old_maximum ? largest : old_maximum;
+  float* sums = w.s.denominator + row * LANES;
+  if (new_maximum > old_maximum) {
+    const vf factor = exp2(splat(old_maximum - new_maximum));
+    float* output = w.s.output + row * w.value_dim;
+    for (int64_t d = 0; d < w.value_dim; d += W) store(output + d, load(output + d) * factor);
+    for (int i = 0; i < LANES; i += W) store(sums + i, load(sums + i) * factor);
+    w.s.maximum[row] = new_maximum;
+  }
+  vf total[LANES / W];
+  for (int i = 0; i < LANES / W; i++) total[i] = load(sums + i * W);
+  for (int v = 0; v < V; v++) {
+    const vf p = exp2(x[v] - splat(new_maximum));
+    total[v % (LANES / W)] = total[v % (LANES / W)] + p;
+    store(scores + v * W, p);
+  }
+  for (int i = 0; i < LANES / W; i++) store(sums + i * W, total[i]);
+}
+
+// Rows that are in registers together.
+struct Group {
+  int64_t row, count;
+  int64_t begin, end;  // places of the tile that some of the rows see; begin >= end: none
+};
+
+template <int ROWS>
+void score_group(const Work& w, const Group& group, Ahead* ahead) {
+  score<ROWS>(w.s.query + group.row * w.key_dim, w.key_dim, w.s.transposed,
+              w.s.scores + group.row * TILE, ahead);
+}
+
+template <int ROWS>
+void add_group(const Work& w, const Group& group, const float* const* values, Ahead* ahead) {
+  all_values<ROWS>(w.s.scores + group.row * TILE, values, group.begin, group.end,
+                   w.s.output + group.row * w.value_dim, w.value_dim, ahead);
+}
+
+// Calls one of the functions for the number of rows of a group.
+#define CBGEN_BY_ROWS(function, ...)                  \
+  switch (group.count) {                              \
+    case 6: function<6>(__VA_ARGS__); break;          \
+    case 5: function<5>(__VA_ARGS__); break;          \
+    case 4: function<4>(__VA_ARGS__); break;          \
+    case 3: function<3>(__VA_ARGS__); break;          \
+    case 2: function<2>(__VA_ARGS__); break;          \
+    default: function<1>(__VA_ARGS__); break;         \
+  }
+
+// The rows of one key head, in groups of nearly the same size: scores of all, then values, so that
+// one of keys and values at a time wants the first-level cache.
+void head_and_tile(const Work& w, int64_t head, int64_t position, const float* const* values,
+                   Ahead& next) {
+  const int64_t groups = (w.head_rows + MAX_GROUP - 1) / MAX_GROUP;
+  const auto group_of = [&](int64_t g) {
+    const int64_t row = w.head_rows * g / groups, count = w.head_rows * (g + 1) / groups - row;
+    const int64_t first = head * w.head_rows + row;
+    return Group{first, count, larger(w.first_key(first) - position, 0),
+                 smaller(w.end_key(first + count - 1) - position, TILE)};
+  };
+  Ahead* ahead = &next;
+  for (int64_t g = 0; g < groups; g++) {
+    const Group group = group_of(g);
+    if (group.begin >= group.end) continue;
+    CBGEN_BY_ROWS(score_group, w, group, ahead)
+    for (int64_t row = 0; row < group.count; row++) softmax_row(w, group.row + row, position);
+    ahead = nullptr;
+  }
+  ahead = &next;
+  for (int64_t g = 0; g < groups; g++) {
+    const Group group = group_of(g);
+    if (group.begin >= group.end) continue;
+    CBGEN_BY_ROWS(add_group, w, group, values, ahead)
+    ahead = nullptr;
+  }
+}
+
+void attend_tile(const Work& w, const Tile& tile, const Tile& next) {
+  Ahead ahead(next, w.task.num_heads);
+  const float* keys[TILE];
+  const float* values[TILE];
+  for (int64_t head = 0; head < w.task.num_heads; head++) {
+    for (int i = 0; i < TILE; i++) keys[i] = w.s.zeros;
+    read_all(w, tile.keys, tile.key_pages, head, tile.begin, tile.end, w.a.key_dim, w.s.wide_keys,
+             keys);
+    read_all(w, tile.values, tile.value_pages, head, tile.begin, tile.end, w.a.value_dim,
+             w.s.wide_values, values);
+    transpose_keys(keys, w.key_dim, tile.begin, tile.end, w.s.transposed);
+    head_and_tile(w, head, tile.position, values, ahead);
+  }
+}
+
+void start_segment(const Work& w) {
+  for (int64_t i = 0; i < w.rows; i++) w.s.maximum[i] = LOWEST;
+  for (int64_t i = 0; i < w.rows * LANES; i++) w.s.denominator[i] = 0;
+  for (int64_t i = 0; i < w.rows * w.value_dim; i++) w.s.output[i] = 0;
+}
+
+// Sum of 16 partial sums, neighbours of distance 8 first, then 4, 2 and 1.
+inline float sum_of_lanes(const float* lanes) {
+  const v4 sums = (load4(lanes) + load4(lanes + 8)) + (load4(lanes + 4) + load4(lanes + 12));
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+// A row's state over one or more segments: [value_dim] output, then maximum and denominator.
+inline void save_row(const Work& w, int64_t row, float* state) {
+  const float* output = w.s.output + row * w.value_dim;
+  for (int64_t d = 0; d < w.value_dim; d += W) store(state + d, load(output + d));
+  state[w.value_dim] = w.s.maximum[row];
+  state[w.value_dim + 1] = sum_of_lanes(w.s.denominator + row * LANES);
+}
+
+inline void merge_row(float* state, const float* next, int64_t value_dim) {
+  const float old_maximum = state[value_dim], next_maximum = next[value_dim];
+  const float most = next_maximum > old_maximum ? next_maximum : old_maximum;
+  const float keep = exp2_of(old_maximum - most), add = exp2_of(next_maximum - most);
+  for (int64_t d = 0; d < value_dim; d += W) {
+    store(state + d, fma(load(next + d), splat(add), load(state + d) * splat(keep)));
+  }
+  state[value_dim] = most;
+  state[value_dim + 1] = state[value_dim + 1] * keep + next[value_dim + 1] * add;
+}
+
+inline void write_row(const Work& w, int64_t row, const float* state) {
+  float denominator = state[w.value_dim + 1], factor = 1;
+  if (w.a.sinks != nullptr) {
+    const float sink = w.a.sinks[w.head(row)] * LOG2_E, maximum = state[w.value_dim];
+    const float most = sink > maximum ? sink : maximum;
+    factor = exp2_of(maximum - most);
+    denominator = denominator * factor + exp2_of(sink - most);
+  }
+  const float scale = factor / denominator;
+  float* output = w.a.output +
+                  ((w.task.first_token + w.token(row)) * w.a.heads + w.head(row)) * w.a.value_dim;
+  for (int64_t d = 0; d < w.a.value_dim; d++) output[d] = state[d] * scale;
+}
+
+// The rows' results over the segment of that number among the task's.
+void end_segment(const Work& w, int64_t number) {
+  const int64_t state_size = w.value_dim + 2;
+  for (int64_t row = 0; row < w.rows; row++) {
+    if (w.task.partial != nullptr) {
+      save_row(w, row, w.task.partial + row * state_size);
+    } else if (number == 0) {
+      save_row(w, row, w.s.merged + row * state_size);
+    } else {
+      save_row(w, row, w.s.next);
+      merge_row(w.s.merged + row * state_size, w.s.next, w.value_dim);
+    }
+  }
+}
+
+// The first key that a task reads.
+inline int64_t task_begin(const CbgenAttention& a, const CbgenAttentionTask& task) {
+  return larger(task.first_segment * CBGEN_SEGMENT,
+                Work::first_key_of(a, Work::position_of(a, task)));
+}
+
+inline int64_t task_end(const CbgenAttention& a, const CbgenAttentionTask& task) {
+  return smaller((task.first_segment + task.num_segments) * CBGEN_SEGMENT,
+                 Work::position_of(a, task) + task.num_tokens);
+}
+
+void attend(const CbgenAttention& a, const CbgenAttentionTask& task, const CbgenAttentionTask* next,
+            float* scratch) {
+  const Work w(a, task, scratch);
+  load_query(w);
+  for (int64_t d = 0; d < w.key_dim; d++) w.s.zeros[d] = 0;
+  const int64_t last = task_end(a, task);
+  Tile tiles[2];
+  tiles[0].find(a, task, task_begin(a, task), last);
+  start_segment(w);
+  for (int64_t i = 0;; i++) {
+    const Tile& tile = tiles[i % 2];
+    Tile& ahead = tiles[(i + 1) % 2];
+    const int64_t position = tile.position + TILE;
+    if (position < last) {
+      ahead.find(a, task, position, last);
+    } else if (next != nullptr) {
+      ahead.find(a, *next, task_begin(a, *next), task_end(a, *next));
+    } else {
+      ahead.begin = ahead.end = 0;
+    }
+    attend_tile(w, tile, ahead);
+    if (position % CBGEN_SEGMENT == 0 || position >= last) {
+      end_segment(w, (position - 1) / CBGEN_SEGMENT - task.first_segment);
+      if (position >= last) break;
+      start_segment(w);
+    }
+  }
+  if (task.partial != nullptr) return;
+  for (int64_t row = 0; row < w.rows; row++) {
+    write_row(w, row, w.s.merged + row * (w.value_dim + 2));
+  }
+}
+
+void merge(const CbgenAttention& attention, const CbgenAttentionTask& task, float* scratch) {
+  const Work w(attention, task, scratch);
+  const int64_t state_size = w.value_dim + 2, segment_size = w.rows * state_size;
+  for (int64_t row = 0; row < w.rows; row++) {
+    float* state = task.partial + row * state_size;
+    for (int64_t i = 1; i < task.num_segments; i++) {
+      merge_row(state, state + i * segment_size, w.value_dim);
+    }
+    write_row(w, row, state);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,105 @@
+// What the parts of the kernel library share: arguments of the kernels and the table of one
+// instruction set. Plain C layout, no libraries, so that code compiled for one instruction set
+// never reaches a machine that lacks it through an inlined library function.
+#pragma once
+
+#include <cstdint>
+
+enum CbgenFormat : int32_t {
+  CBGEN_FLOAT32 = 0,
+  CBGEN_BFLOAT16 = 1,
+  CBGEN_FLOAT16 = 2,
+};
+
+// Columns of a packed panel. The packed form is the same for every instruction set:
+// [ceil(columns / 32)][depth][32], columns beyond the last one hold zeros. In a bfloat16 panel the
+// 32 values of a depth are interleaved, column i beside column 16 + i, so that one shift and one
+// mask widen a vector of them to float32; the other formats keep columns in order.
+constexpr int64_t CBGEN_PANEL = 32;
+
+// output[r][n] = sum over k of input[r][k] * weight[n][k] (+ bias[n]), all in float32.
+struct CbgenLinear {
+  const float* input;  // [rows][depth], rows input_stride apart
+  int64_t rows;
+  int64_t input_stride;
+  const void* weights;  // packed panels
+  int64_t depth;
+  int64_t columns;
+  const float* bias;  // [columns] or null
+  float* output;      // [rows][columns], rows output_stride apart
+  int64_t output_stride;
+  int32_t format;  // CbgenFormat of the weights
+};
+
+// Attention of the queries of a step to keys and values in pages; strides count elements.
+struct CbgenAttention {
+  const float* query;  // [tokens][heads][key_dim]
+  int64_t query_token_stride;
+  int64_t query_head_stride;
+  const void* keys;  // [blocks][page_size][kv_heads][key_dim]
+  const void* values;
+  int64_t key_block_stride;
+  int64_t key_token_stride;
+  int64_t key_head_stride;
+  int64_t value_block_stride;
+  int64_t value_token_stride;
+  int64_t value_head_stride;
+  const int64_t* block_tables;  // [requests][block_table_stride]
+  int64_t block_table_stride;
+  const int64_t* query_starts;  // [requests + 1]
+  const int64_t* key_lens;      // [requests]
+  int64_t requests;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t key_dim;
+  int64_t value_dim;
+  int64_t page_size;
+  int64_t window;      // keys that a query sees, its own included; 0 = all
+  int64_t chunk;       // keys from the last multiple of it on; 0 = all
+  const float* sinks;  // [heads] or null
+  float* output;       // [tokens][heads][value_dim]
+  float scaling;
+  float softcap;   // 0 = none
+  int32_t format;  // CbgenFormat of keys and values
+};
+
+// Some consecutive queries of one request under some key heads, over some of their keys.
+struct CbgenAttentionTask {
+  int64_t request;
+  int64_t first_head;  // key heads
+  int64_t num_heads;
+  int64_t first_token;  // among the step's tokens
+  int64_t num_tokens;
+  int64_t first_segment;
+  int64_t num_segments;
+  float* partial;  // where an attention over one segment of several leaves its state; else null
+  int64_t cost;
+};
+
+// Keys are attended in segments at fixed positions, whoever computes them, and the results of
+// segments are merged in order: so the bits of an answer do not depend on how work was split.
+constexpr int64_t CBGEN_SEGMENT = 256;
+// Keys that are in registers and scratch together.
+constexpr int64_t CBGEN_TILE = 64;
+// Query rows (key heads x tokens x heads of a group) of a task; more heads in a group than this make
+// one token under one key head a task.
+constexpr int64_t CBGEN_ATTENTION_ROWS = 48;
+
+struct CbgenKernels {
+  const char* name;
+  // Compute the panels [first_panel, last_panel) for the rows [first_row, last_row).
+  void (*linear)(const CbgenLinear& linear, int64_t first_row, int64_t last_row,
+                 int64_t first_panel, int64_t last_panel);
+  int64_t (*attention_scratch)(const CbgenAttention& attention);  // floats a thread needs
+  // `next` is what this thread probably does next, whose first keys are fetched meanwhile, or null.
+  void (*attend)(const CbgenAttention& attention, const CbgenAttentionTask& task,
+                 const CbgenAttentionTask* next, float* scratch);
+  // Merge the partial states of one split task's segments, in order, into the output.
+  void (*merge)(const CbgenAttention& attention, const CbgenAttentionTask& task, float* scratch);
+};
+
+extern const CbgenKernels cbgen_portable;
+#if defined(__x86_64__)
+extern const CbgenKernels cbgen_avx2;
+extern const CbgenKernels cbgen_avx512;
+#endif

@@ -1,0 +1,4 @@
+#include "attention.h"
+#include "linear.h"
+
+const CbgenKernels cbgen_avx2 = {"avx2", linear_block, attention_scratch, attend, merge};

@@ -1,0 +1,210 @@
+// Products of float32 rows with packed weights.
+//
+// Every output is one chain of fused multiply-adds over the depth, in order, starting from 0, with
+// the bias added last: it does not depend on the rows beside it, on the blocking or on the threads.
+// Blocks of rows x columns are held in registers. A unit is the narrowest block of columns, a pair
+// of vectors: W columns of a panel and the W columns 16 further on.
+#pragma once
+
+#include "kernels.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int UNITS = CBGEN_PANEL / (2 * W);  // of a panel
+// Rows of a block and units side by side: as many accumulators as registers hold, and with few
+// rows more units, because an accumulator waits several cycles for its next term.
+constexpr int MAX_ROWS = W == 16 ? 12 : 6;
+constexpr int FEW_ROWS = MAX_ROWS / 2;
+// Deeper products are done in parts, so that a part of a panel and of some rows stays in the
+// second-level cache.
+constexpr int64_t DEPTH_BLOCK = 2048;
+
+struct Bfloat16 {
+  static constexpr int64_t size = 2;
+  static void widen(const char* p, int64_t unit, vf& low, vf& high) {
+    widen_pairs(reinterpret_cast<const uint16_t*>(p) + unit * 2 * W, low, high);
+  }
+};
+
+struct Float16 {
+  static constexpr int64_t size = 2;
+  static void widen(const char* p, int64_t unit, vf& low, vf& high) {
+    low = load_float16(reinterpret_cast<const uint16_t*>(p) + unit * W);
+    high = load_float16(reinterpret_cast<const uint16_t*>(p) + unit * W + 16);
+  }
+};
+
+struct Float32 {
+  static constexpr int64_t size = 4;
+  static void widen(const char* p, int64_t unit, vf& low, vf& high) {
+    low = load(reinterpret_cast<const float*>(p) + unit * W);
+    high = load(reinterpret_cast<const float*>(p) + unit * W + 16);
+  }
+};
+
+// Where a block of columns is: one panel, and the units of it that are computed together.
+struct Columns {
+  const char* weights[2];  // of the first depth; one panel for each unit
+  int64_t unit[2];
+  float* output[2];  // of the unit's first column, first row
+};
+
+// The heart: rows x units blocks of accumulators over [first, last) of the depth. The sums go to
+// (and, behind the first part of the depth, come from) the output.
+template <class Format, int ROWS, int NUM_UNITS>
+inline void block(const float* input, int64_t input_stride, const Columns& columns,
+                  int64_t output_stride, int64_t first, int64_t last) {
+  vf low[ROWS][NUM_UNITS], high[ROWS][NUM_UNITS];
+  for (int r = 0; r < ROWS; r++) {
+    for (int u = 0; u < NUM_UNITS; u++) {
+      const float* sums = columns.output[u] + r * output_stride;
+      low[r][u] = first ? load(sums) : vf{};
+      high[r][u] = first ? load(sums + 16) : vf{};
+    }
+  }
+  const char* weights[NUM_UNITS];
+  for (int u = 0; u < NUM_UNITS; u++) {
+    weights[u] = columns.weights[u] + first * CBGEN_PANEL * Format::size;
+  }
+  for (int64_t k = first; k < last; k++) {
+    vf w_low[NUM_UNITS], w_high[NUM_UNITS];
+    for (int u = 0; u < NUM_UNITS; u++) {
+      Format::widen(weights[u], columns.unit[u], w_low[u], w_high[u]);
+      __builtin_prefetch(weights[u] + 1024);
+      weights[u] += CBGEN_PANEL * Format::size;
+    }
+    for (int r = 0; r < ROWS; r++) {
+      const vf x = splat(input[r * input_stride + k]);
+      for (int u = 0; u < NUM_UNITS; u++) {
+        low[r][u] = fma(x, w_low[u], low[r][u]);
+        high[r][u] = fma(x, w_high[u], high[r][u]);
+      }
+    }
+  }
+  for (int r = 0; r < ROWS; r++) {
+    for (int u = 0; u < NUM_UNITS; u++) {
+      float* sums = columns.output[u] + r * output_stride;
+      store(sums, low[r][u]);
+      store(sums + 16, high[r][u]);
+    }
+  }
+}
+
+template <class Format, int NUM_UNITS, int ROWS>
+inline void block_of(int rows, const float* input, int64_t input_stride, const Columns& columns,
+                     int64_t output_stride, int64_t first, int64_t last) {
+  if (rows == ROWS) {
+    block<Format, ROWS, NUM_UNITS>(input, input_stride, columns, output_stride, first, last);
+  } else if constexpr (ROWS > 1) {
+    block_of<Format, NUM_UNITS, ROWS - 1>(rows, input, input_stride, columns, output_stride, first,
+                                          last);
+  }
+}
+
+// Rows are cut into blocks of nearly the same number: 13 are 7 and 6, not 12 and 1.
+template <class Format, int NUM_UNITS>
+void all_rows(const CbgenLinear& linear, const Columns& columns, int64_t output_stride,
+              int64_t first_row, int64_t last_row, int64_t first, int64_t last) {
+  constexpr int most = NUM_UNITS == 2 ? FEW_ROWS : MAX_ROWS;
+  const int64_t rows = last_row - first_row;
+  const int64_t blocks = (rows + most - 1) / most;
+  int64_t begin = 0;
+  for (int64_t b = 0; b < blocks; b++) {
+    const int64_t end = rows * (b + 1) / blocks;
+    Columns here = columns;
+    for (int u = 0; u < NUM_UNITS; u++) here.output[u] += begin * output_stride;
+    block_of<Format, NUM_UNITS, most>(
+        static_cast<int>(end - begin), linear.input + (first_row + begin) * linear.input_stride,
+        linear.input_stride, here, output_stride, first, last);
+    begin = end;
+  }
+}
+
+inline void add_bias(float* output, const float* bias, int64_t columns) {
+  for (int64_t n = 0; n < columns; n++) output[n] += bias[n];
+}
+
+// The panels [first_panel, last_panel), all of whose columns exist.
+template <class Format>
+void whole_panels(const CbgenLinear& linear, int64_t first_row, int64_t last_row,
+                  int64_t first_panel, int64_t last_panel) {
+  const int64_t panel_bytes = linear.depth * CBGEN_PANEL * Format::size;
+  const char* weights = static_cast<const char*>(linear.weights);
+  float* output = linear.output + first_row * linear.output_stride;
+  const int64_t first_unit = first_panel * UNITS, last_unit = last_panel * UNITS;
+  const int64_t together = last_row - first_row <= FEW_ROWS ? 2 : 1;
+  for (int64_t unit = first_unit; unit < last_unit; unit += together) {
+    Columns columns;
+    const int64_t count = unit + together <= last_unit ? together : 1;
+    for (int64_t u = 0; u < count; u++) {
+      const int64_t panel = (unit + u) / UNITS, place = (unit + u) % UNITS;
+      columns.weights[u] = weights + panel * panel_bytes;
+      columns.unit[u] = place;
+      columns.output[u] = output + panel * CBGEN_PANEL + place * W;
+    }
+    for (int64_t first = 0; first < linear.depth; first += DEPTH_BLOCK) {
+      const int64_t last = first + DEPTH_BLOCK < linear.depth ? first + DEPTH_BLOCK : linear.depth;
+      if (count == 2) {
+        all_rows<Format, 2>(linear, columns, linear.output_stride, first_row, last_row, first,
+                            last);
+      } else {
+        all_rows<Format, 1>(linear, columns, linear.output_stride, first_row, last_row, first,
+                            last);
+      }
+    }
+  }
+  if (linear.bias == nullptr) return;
+  const int64_t begin = first_panel * CBGEN_PANEL, columns = (last_panel - first_panel) * CBGEN_PANEL;
+  for (int64_t row = first_row; row < last_row; row++) {
+    add_bias(linear.output + row * linear.output_stride + begin, linear.bias + begin, columns);
+  }
+}
+
+// The last panel, some of whose columns do not exist: computed aside, then copied.
+template <class Format>
+void cut_panel(const CbgenLinear& linear, int64_t first_row, int64_t last_row, int64_t panel) {
+  float sums[MAX_ROWS * CBGEN_PANEL];
+  const int64_t begin = panel * CBGEN_PANEL, columns = linear.columns - begin;
+  for (int64_t row = first_row; row < last_row; row += MAX_ROWS) {
+    const int64_t rows = last_row - row < MAX_ROWS ? last_row - row : MAX_ROWS;
+    CbgenLinear aside = linear;
+    aside.weights = static_cast<const char*>(linear.weights) + begin * linear.depth * Format::size;
+    aside.input = linear.input + row * linear.input_stride;
+    aside.columns = CBGEN_PANEL;
+    aside.bias = nullptr;
+    aside.output = sums;
+    aside.output_stride = CBGEN_PANEL;
+    whole_panels<Format>(aside, 0, rows, 0, 1);
+    for (int64_t r = 0; r < rows; r++) {
+      float* output = linear.output + (row + r) * linear.output_stride + begin;
+      for (int64_t n = 0; n < columns; n++) output[n] = sums[r * CBGEN_PANEL + n];
+      if (linear.bias != nullptr) add_bias(output, linear.bias + begin, columns);
+    }
+  }
+}
+
+template <class Format>
+void linear_of(const CbgenLinear& linear, int64_t first_row, int64_t last_row, int64_t first_panel,
+               int64_t last_panel) {
+  const int64_t whole = linear.columns / CBGEN_PANEL;
+  const int64_t last_whole = last_panel < whole ? last_panel : whole;
+  if (first_panel < last_whole) {
+    whole_panels<Format>(linear, first_row, last_row, first_panel, last_whole);
+  }
+  if (last_panel > whole) cut_panel<Format>(linear, first_row, last_row, whole);
+}
+
+void linear_block(const CbgenLinear& linear, int64_t first_row, int64_t last_row,
+                  int64_t first_panel, int64_t last_panel) {
+  switch (linear.format) {
+    case CBGEN_BFLOAT16:
+      return linear_of<Bfloat16>(linear, first_row, last_row, first_panel, last_panel);
+    case CBGEN_FLOAT16:
+      return linear_of<Float16>(linear, first_row, last_row, first_panel, last_panel);
+    default:
+      return linear_of<Float32>(linear, first_row, last_row, first_panel, last_panel);
+  }
+}
+
+}  // namespace

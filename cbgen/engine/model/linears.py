@@ -1,0 +1,260 @@
+"""Puts packed linear layers and embeddings into a model that cbgen has loaded itself, and back.
+
+What is swapped is recognized exactly: an `nn.Linear` or a `Conv1D` of transformers, no subclass, on
+the CPU, without hooks; the input embedding where it is plain or only scales. Everything else is
+left alone. Layers that read one input (q/k/v, gate/up) become one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from cbgen.engine.model.arena import Arena
+from cbgen.engine.model.packed import (
+    FusedLinear,
+    FusedProduct,
+    PackedEmbedding,
+    PackedLinear,
+    PackedModule,
+    PackedWeight,
+    Stash,
+    num_panels,
+)
+from cbgen.engine.native import FORMATS, PANEL, Kernels
+from cbgen.errors import EngineError
+
+_FUSED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one module that are called in this order with one input, if the module has them all."""
+
+_SCALED_EMBEDDING = "ScaledWordEmbedding"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_MARKER = "cbgen_marker"
+"""An empty parameter: transformers reads dtype and device of a model from its first one, and some
+models have none but packed ones."""
+
+_CHECKED_COLUMNS = 32
+_CHECKED_ROWS = 3
+_TOLERANCE = 1e-5
+"""Largest difference from torch's product, as a share of the sum of absolute terms."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackingReport:
+    """What was packed."""
+
+    num_linears: int
+    num_fused: int
+    """Of them, those that are computed together with others."""
+    packed_bytes: int
+
+
+def pack_linears(
+    model: PreTrainedModel, kernels: Kernels, dtype: torch.dtype = torch.float32
+) -> PackingReport:
+    """Pack the linear layers and the input embedding of a model, one after the other.
+
+    A weight is freed as soon as its packed form stands, so the memory of the model never grows by
+    more than its largest weight.
+
+    Args:
+        model: a model of cbgen's own, on the CPU; weights in any floating dtype.
+        kernels: the library.
+        dtype: of the activations; the dtype that the packed layers claim for their weights.
+
+    Raises:
+        EngineError: a packed layer does not compute what the original did.
+    """
+    packer = _Packer(model, kernels, dtype)
+    embedding = model.get_input_embeddings()
+    for parent in list(model.modules()):
+        for names in _FUSED_NAMES:
+            packer.fuse([getattr(parent, name, None) for name in names])
+    for module in list(model.modules()):
+        if _is_plain_linear(module) or (module is embedding and _is_plain_embedding(module)):
+            packer.swap(module)
+    if next(model.parameters(), None) is None:
+        marker = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
+        model.register_parameter(_MARKER, marker)
+    return packer.report()
+
+
+def unpack_linears(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> None:
+    """Put the original modules back, with their weights in `dtype`; weights stay tied."""
+    model._parameters.pop(_MARKER, None)
+    parameters: dict[int, nn.Parameter] = {}
+    places = _places(model)
+    for module in [module for module in model.modules() if isinstance(module, PackedModule)]:
+        original = module.original
+        key = id(module.packed)
+        if key not in parameters:
+            weight = module.packed.unpack(dtype)
+            if isinstance(original, Conv1D):
+                weight = weight.t().contiguous()
+            parameters[key] = nn.Parameter(weight, requires_grad=False)
+        original.weight = parameters[key]
+        for parent, name in places[id(module)]:
+            setattr(parent, name, original)
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """Return the memory of all packed weights of a model, shared ones once."""
+    weights = [module.packed for module in model.modules() if isinstance(module, PackedModule)]
+    return sum({weight.panels.data_ptr(): weight.num_bytes for weight in weights}.values())
+
+
+class _Packer:
+    """Owns what is known of a model while it is packed: where modules are, who shares weights."""
+
+    def __init__(self, model: nn.Module, kernels: Kernels, dtype: torch.dtype) -> None:
+        self._kernels = kernels
+        self._dtype = dtype
+        self._arena = Arena()
+        self._stash = Stash()
+        self._replaced: set[int] = set()
+        self._places = _places(model)
+        self._users: dict[int, list[nn.Module]] = {}
+        for module in model.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._users.setdefault(id(parameter), []).append(module)
+        self._num_linears = 0
+        self._num_fused = 0
+        self._bytes = 0
+
+    def report(self) -> PackingReport:
+        return PackingReport(self._num_linears, self._num_fused, self._bytes)
+
+    def swap(self, module: nn.Module) -> None:
+        """Pack a weight and swap all modules that use it; none if one of them is not known."""
+        if id(module) in self._replaced:
+            return  # together with another module of the same weight
+        users = self._users[id(module.get_parameter("weight"))]
+        if not all(_is_plain_linear(user) or _is_plain_embedding(user) for user in users):
+            return
+        matrix = _matrix(module)
+        if any(_matrix(user).shape != matrix.shape for user in users):
+            return
+        packed = PackedWeight.pack(matrix, self._kernels, arena=self._arena)
+        _check(matrix, packed)
+        self._bytes += packed.num_bytes
+        for user in users:
+            if isinstance(user, nn.Embedding):
+                self._replace(user, PackedEmbedding(packed, user, self._dtype))
+            else:
+                self._replace(user, PackedLinear(packed, user, self._dtype))
+                self._num_linears += 1
+
+    def fuse(self, modules: Sequence[nn.Module | None]) -> None:
+        """Pack layers side by side, if all are there, alike and used once."""
+        layers = [module for module in modules if module is not None and self._is_single(module)]
+        if len(layers) != len(modules):
+            return
+        matrices = [_matrix(layer) for layer in layers]
+        dtypes = {self._kernels.exact_dtype(matrix) for matrix in matrices}
+        if len(dtypes) > 1 or len({matrix.shape[1] for matrix in matrices}) > 1:
+            return
+        counts = [num_panels(matrix.shape[0]) for matrix in matrices]
+        panels = self._arena.empty((sum(counts), matrices[0].shape[1], PANEL), dtypes.pop())
+        parts = []
+        first = 0
+        for layer, matrix, count in zip(layers, matrices, counts, strict=True):
+            own_panels = panels[first : first + count]
+            first += count
+            self._kernels.pack(matrix, own_panels)
+            packed = PackedWeight(own_panels, matrix.shape[0], self._kernels)
+            _check(matrix, packed)
+            parts.append(FusedLinear(packed, layer, self._dtype))
+            self._replace(layer, parts[-1])
+        columns = sum(counts[:-1]) * PANEL + matrices[-1].shape[0]
+        whole = PackedWeight(panels, columns, self._kernels)
+        product = FusedProduct(whole, parts, self._stash)
+        for index, part in enumerate(parts):
+            part.join(product, index)
+        self._num_linears += len(parts)
+        self._num_fused += len(parts)
+        self._bytes += whole.num_bytes
+
+    def _is_single(self, module: nn.Module) -> bool:
+        return (
+            _is_plain_linear(module)
+            and len(self._users[id(module.get_parameter("weight"))]) == 1
+            and len(self._places[id(module)]) == 1
+        )
+
+    def _replace(self, old: nn.Module, new: nn.Module) -> None:
+        self._replaced.add(id(old))
+        for parent, name in self._places[id(old)]:
+            setattr(parent, name, new)
+
+
+def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Return the parents of every module, and its names there."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is not None:
+                places.setdefault(id(child), []).append((parent, name))
+    return places
+
+
+def _matrix(module: nn.Module) -> torch.Tensor:
+    """Return the weight of a linear layer or an embedding as [columns, depth]."""
+    weight = module.get_parameter("weight").detach()
+    return weight.t() if isinstance(module, Conv1D) else weight
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    return type(module) in (nn.Linear, Conv1D) and _is_plain(module)
+
+
+def _is_plain_embedding(module: nn.Module) -> bool:
+    """Whether it looks rows up, or multiplies them with a number as the Gemmas do."""
+    if not isinstance(module, nn.Embedding) or not _is_plain(module) or module.max_norm is not None:
+        return False
+    if type(module) is nn.Embedding:
+        return True
+    scale = getattr(module, "embed_scale", None)
+    if not isinstance(scale, torch.Tensor) or not type(module).__name__.endswith(_SCALED_EMBEDDING):
+        return False
+    token_ids = torch.arange(min(_CHECKED_COLUMNS, module.num_embeddings))
+    weight = module.weight.detach()
+    looked_up: torch.Tensor = module(token_ids).detach()
+    return torch.equal(looked_up, weight[token_ids] * scale.to(weight.dtype))
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether nothing but the class decides what the module computes, and it is on the CPU."""
+    weight = getattr(module, "weight", None)
+    return (
+        type(weight) is nn.Parameter
+        and weight.device.type == "cpu"
+        and weight.dtype in FORMATS
+        and weight.dim() == 2
+        and weight.numel() > 0
+        and not any(getattr(module, name) for name in _HOOKS)
+        and "forward" not in vars(module)
+    )
+
+
+def _check(matrix: torch.Tensor, packed: PackedWeight) -> None:
+    """Compare some columns of a packed weight and of its product with the original."""
+    columns, depth = matrix.shape
+    some = torch.linspace(0, columns - 1, min(_CHECKED_COLUMNS, columns)).long()
+    wanted = matrix[some].float()
+    generator = torch.Generator().manual_seed(columns)
+    rows = torch.randn(_CHECKED_ROWS, depth, generator=generator)
+    difference = packed.multiply(rows)[:, some] - rows @ wanted.t()
+    bound = _TOLERANCE * (rows.abs() @ wanted.abs().t()) + torch.finfo(torch.float32).tiny
+    if not torch.equal(packed.rows(some), wanted) or not bool((difference.abs() <= bound).all()):
+        raise EngineError(
+            f"a packed weight of shape {tuple(matrix.shape)} does not compute what the original "
+            f"does with the {packed.kernels.selected()} kernels; CBGEN_INSTRUCTION_SET=portable "
+            "avoids them"
+        )

@@ -1,0 +1,260 @@
+"""Opens the library of C++ kernels and calls it; the only file that knows its binary interface.
+
+The library is built when cbgen is installed, if there is a compiler. It has no threads of its own:
+it uses those of the OpenMP runtime that torch uses. The
+instruction set is the best one of the machine; `CBGEN_INSTRUCTION_SET` in the environment names
+another one, which is for tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from cbgen.errors import UsageError
+
+LIBRARY = Path(__file__).with_name("_kernels.so")
+PANEL = 32
+"""Columns of a packed panel."""
+
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Formats of weights, keys and values, as the library numbers them."""
+_DTYPES = {number: dtype for dtype, number in FORMATS.items()}
+
+_TORCH_LIBRARY = "libtorch_cpu.so"
+_INTERFACE = 1
+"""Of the library that this file can call."""
+_REMEDY = "install cbgen again where there is a C++ compiler"
+_INSTRUCTION_SET_VARIABLE = "CBGEN_INSTRUCTION_SET"
+
+
+class _Linear(ctypes.Structure):
+    """`CbgenLinear` of csrc/kernels.h."""
+
+    _fields_ = (
+        ("input", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("input_stride", ctypes.c_int64),
+        ("weights", ctypes.c_void_p),
+        ("depth", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("bias", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("output_stride", ctypes.c_int64),
+        ("format", ctypes.c_int32),
+    )
+
+
+class Attention(ctypes.Structure):
+    """`CbgenAttention` of csrc/kernels.h, which says what the fields mean."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        ("query_token_stride", ctypes.c_int64),
+        ("query_head_stride", ctypes.c_int64),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("key_block_stride", ctypes.c_int64),
+        ("key_token_stride", ctypes.c_int64),
+        ("key_head_stride", ctypes.c_int64),
+        ("value_block_stride", ctypes.c_int64),
+        ("value_token_stride", ctypes.c_int64),
+        ("value_head_stride", ctypes.c_int64),
+        ("block_tables", ctypes.c_void_p),
+        ("block_table_stride", ctypes.c_int64),
+        ("query_starts", ctypes.c_void_p),
+        ("key_lens", ctypes.c_void_p),
+        ("requests", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("key_dim", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
+        ("page_size", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("scaling", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("format", ctypes.c_int32),
+    )
+
+
+class Kernels:
+    """The opened library. Tensors are the caller's: on the CPU, of the stated dtypes, alive."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        number, pointer = ctypes.c_int64, ctypes.c_void_p
+        name, format_number = ctypes.c_char_p, ctypes.c_int32
+        self._names = _function(library, "cbgen_instruction_sets", name)
+        self._selected = _function(library, "cbgen_selected", name)
+        self._select = _function(library, "cbgen_select", ctypes.c_int32, name)
+        matrix = (pointer, format_number, number, number, number, number)
+        self._exact_format = _function(
+            library, "cbgen_exact_format", format_number, *matrix, number
+        )
+        self._pack = _function(library, "cbgen_pack", None, *matrix, format_number, pointer, number)
+        self._unpack_rows = _function(
+            library,
+            "cbgen_unpack_rows",
+            None,
+            *(pointer, format_number, number, pointer, number, pointer, number),
+        )
+        self._linear = _function(library, "cbgen_linear", None, pointer, number)
+        self._attention = _function(library, "cbgen_attention", None, pointer, number)
+
+    def instruction_sets(self) -> tuple[str, ...]:
+        """Return the names that this machine and build have, best first."""
+        return tuple(self._names().decode().split())
+
+    def selected(self) -> str:
+        """Return the name of the instruction set in use."""
+        name: str = self._selected().decode()
+        return name
+
+    def select(self, name: str) -> None:
+        """Use the instruction set of that name from now on, in all threads.
+
+        Raises:
+            UsageError: this machine or build lacks it.
+        """
+        if self._select(name.encode()) != 0:
+            raise UsageError(
+                f"the instruction set {name!r} is not among those of this machine and build: "
+                f"{', '.join(self.instruction_sets())}"
+            )
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """Use an instruction set, then the one before again."""
+        previous = self.selected()
+        self.select(name)
+        try:
+            yield
+        finally:
+            self.select(previous)
+
+    def exact_dtype(self, weight: torch.Tensor) -> torch.dtype:
+        """Return the smallest of bfloat16, float16 and float32 that holds every value exactly.
+
+        Args:
+            weight: [rows, columns] of one of those dtypes, strided in any way.
+        """
+        return _DTYPES[self._exact_format(*_matrix(weight), torch.get_num_threads())]
+
+    def pack(self, weight: torch.Tensor, packed: torch.Tensor) -> None:
+        """Write the packed form of a weight.
+
+        Args:
+            weight: [columns, depth] float32, bfloat16 or float16, strided in any way.
+            packed: [ceil(columns / 32), depth, 32] contiguous, of a dtype that holds the values.
+        """
+        self._pack(
+            *_matrix(weight), FORMATS[packed.dtype], packed.data_ptr(), torch.get_num_threads()
+        )
+
+    def unpack_rows(self, packed: torch.Tensor, rows: torch.Tensor, output: torch.Tensor) -> None:
+        """Read rows of a weight back from its packed form.
+
+        Args:
+            packed: as `pack` wrote it.
+            rows: [n] int64 contiguous, within the weight's rows.
+            output: [n, depth] float32 contiguous.
+        """
+        self._unpack_rows(
+            packed.data_ptr(),
+            FORMATS[packed.dtype],
+            packed.shape[1],
+            rows.data_ptr(),
+            rows.numel(),
+            output.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def linear(
+        self,
+        rows: torch.Tensor,
+        packed: torch.Tensor,
+        *,
+        bias: torch.Tensor | None,
+        output: torch.Tensor,
+    ) -> None:
+        """Multiply rows with packed weights; a row's result depends on that row alone.
+
+        Args:
+            rows: [m, depth] float32, each row contiguous.
+            packed: [panels, depth, 32] as `pack` wrote it.
+            bias: [columns] float32 contiguous, added last.
+            output: [m, columns] float32, each row contiguous.
+        """
+        num_rows, columns = output.shape
+        arguments = _Linear(
+            rows.data_ptr(),
+            num_rows,
+            rows.stride(0),
+            packed.data_ptr(),
+            packed.shape[1],
+            columns,
+            None if bias is None else bias.data_ptr(),
+            output.data_ptr(),
+            output.stride(0),
+            FORMATS[packed.dtype],
+        )
+        self._linear(ctypes.addressof(arguments), torch.get_num_threads())
+
+    def attention(self, arguments: Attention) -> None:
+        """Run the attention that the arguments describe."""
+        self._attention(ctypes.addressof(arguments), torch.get_num_threads())
+
+
+def _function(
+    library: ctypes.CDLL, name: str, result: type | None, *arguments: type
+) -> ctypes._NamedFuncPointer:
+    function = library[name]
+    function.restype = result
+    function.argtypes = arguments
+    return function
+
+
+def _matrix(weight: torch.Tensor) -> tuple[int, ...]:
+    return (weight.data_ptr(), FORMATS[weight.dtype], *weight.shape, *weight.stride())
+
+
+@cache
+def _open() -> Kernels | str:
+    """Return the kernels, or why there are none."""
+    if not LIBRARY.exists():
+        return f"the C++ kernels were not built ({LIBRARY} is missing): {_REMEDY}"
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        if library.cbgen_interface() != _INTERFACE:
+            return f"the C++ kernels are of another version than cbgen's Python: {_REMEDY}"
+        kernels = Kernels(library)
+        # Other packages bring OpenMP runtimes of their own, so torch's is found through torch: a
+        # symbol is looked up in its library and in those that it needs.
+        torch_library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / _TORCH_LIBRARY))
+        library.cbgen_use_threads(ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p))
+    except (OSError, AttributeError) as error:
+        return f"the C++ kernels cannot be loaded: {error}"
+    name = os.environ.get(_INSTRUCTION_SET_VARIABLE)
+    if name:
+        kernels.select(name)
+    return kernels
+
+
+def kernels() -> Kernels | None:
+    """Return the library of kernels; None where it was not built or cannot be loaded."""
+    found = _open()
+    return found if isinstance(found, Kernels) else None
+
+
+def why_missing() -> str | None:
+    """Return why there are no kernels; None if there are."""
+    found = _open()
+    return found if isinstance(found, str) else None

@@ -1,0 +1,45 @@
+"""The kernels, once with every instruction set of the machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from cbgen.engine import native
+from cbgen.engine.native import Kernels
+
+
+@pytest.fixture
+def library() -> Kernels:
+    """The library; without a compiler there is none, and nothing to test."""
+    kernels = native.kernels()
+    if kernels is None and shutil.which("c++") is None:
+        pytest.skip("the kernels are not built, and there is no C++ compiler")
+    assert kernels is not None, native.why_missing()
+    return kernels
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kernels" in metafunc.fixturenames:
+        names = ("avx512", "avx2", "portable")
+        metafunc.parametrize("kernels", names, indirect=True)
+
+
+@pytest.fixture
+def kernels(library: Kernels, request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    """The library with one instruction set forced."""
+    if request.param not in library.instruction_sets():
+        pytest.skip(f"this machine or build lacks {request.param}")
+    with library.using(request.param):
+        yield library
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Gives torch's number of threads back, which a test may change."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
