@@ -125,8 +125,9 @@ class Intake:
                 return
             except EngineError:
                 logger.debug("the engine ended while requests were added", exc_info=True)
-        for item in prepared:
-            self._router.forget(item.ids)
+        else:
+            for item in prepared:
+                self._router.forget(item.ids)
         raise self._refusal(session)
 
     def _refusal(self, session: Session | None = None) -> EngineError:

@@ -105,12 +105,20 @@ class EngineLoop:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, requests: Sequence[Request], *, may_wait: bool = True) -> None:
+    def submit(
+        self,
+        requests: Sequence[Request],
+        *,
+        may_wait: bool = True,
+        on_refused: Callable[[Sequence[Request]], None] = lambda _: None,
+    ) -> None:
         """Queue requests; each ends in exactly one output.
 
         Args:
             requests: the requests. They are queued one by one as there is room, so of a group some
                 may be queued already when the loop is stopped.
+            on_refused: is told which requests are not queued, when this raises; those that are
+                queued already are answered.
             may_wait: wait while `max_queue_size` requests wait for admission; else the queue grows.
 
         Raises:
@@ -118,15 +126,19 @@ class EngineLoop:
         """
         left = deque(requests)
         with self._lock:
-            while True:
-                self._refuse_after_the_end()
-                room = self._room(len(left)) if may_wait else len(left)
-                self._news.requests.extend(left.popleft() for _ in range(room))
-                if room:
-                    self._changed.notify()
-                if not left:
-                    return
-                self._has_room.wait()
+            try:
+                while True:
+                    self._refuse_after_the_end()
+                    room = self._room(len(left)) if may_wait else len(left)
+                    self._news.requests.extend(left.popleft() for _ in range(room))
+                    if room:
+                        self._changed.notify()
+                    if not left:
+                        return
+                    self._has_room.wait()
+            except BaseException:  # stopped, or interrupted while it waited
+                on_refused(list(left))
+                raise
 
     def cancel(self, request_id: str) -> None:
         """End a request with what it has; its output comes with status CANCELLED."""

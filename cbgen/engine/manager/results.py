@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from cbgen.engine.manager.mailboxes import AsyncMailbox, CallbackMailbox
@@ -69,8 +70,7 @@ class ResultReader:
                 if item.is_finished():
                     return
         finally:
-            self._router.unfollow([request_id], mailbox)
-            self._router.give_back(mailbox.unread())
+            self._router.unfollow([request_id], mailbox, mailbox.unread)
 
     def register_result_handler(
         self, request_id: str, callback: Callable[[RequestOutput], object]
@@ -98,8 +98,7 @@ class ResultReader:
                     unended.discard(item.request_id)
                 yield item
         finally:
-            self._router.unfollow(unended, mailbox)
-            self._router.give_back(_drain(mailbox))
+            self._router.unfollow(unended, mailbox, partial(_drain, mailbox))
 
     def _raise_failure(self, closed: Closed) -> None:
         if closed.failure is not None:

@@ -7,15 +7,15 @@ polls: each waiting caller has a mailbox of its own.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cbgen.engine.manager.failures import EngineDied
 from cbgen.engine.manager.kept import KeptOutputs
+from cbgen.engine.manager.leaving import LeavingLock
 from cbgen.engine.manager.streams import Progress, RequestOutput
 from cbgen.engine.manager.unanswered import UnansweredRequests
 from cbgen.engine.request import FinishReason, RequestStatus
@@ -64,6 +64,14 @@ class _Waiter:
     mailbox: SimpleQueue[Mail] = field(default_factory=SimpleQueue)
 
 
+class _Leaver(NamedTuple):
+    """A follower that has gone away."""
+
+    request_ids: tuple[str, ...]
+    mailbox: Mailbox
+    unread: Callable[[], Iterable[RequestOutput]]
+
+
 class OutputRouter:
     """Owns the outputs that nobody has fetched yet, and knows who waits.
 
@@ -71,7 +79,7 @@ class OutputRouter:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = LeavingLock[_Leaver](self._settle)
         self._unanswered = UnansweredRequests()
         self._kept = KeptOutputs()
         self._waiters: OrderedDict[int, _Waiter] = OrderedDict()
@@ -215,13 +223,22 @@ class OutputRouter:
                     else:
                         self._followers.setdefault(request_id, []).append(mailbox)
 
-    def unfollow(self, request_ids: Iterable[str], mailbox: Mailbox) -> None:
-        """Send nothing more to a mailbox."""
-        with self._lock:
-            for request_id in request_ids:
-                others = [box for box in self._followers.pop(request_id, ()) if box is not mailbox]
-                if others:
-                    self._followers[request_id] = others
+    def unfollow(
+        self,
+        request_ids: Iterable[str],
+        mailbox: Mailbox,
+        unread: Callable[[], Iterable[RequestOutput]],
+    ) -> None:
+        """Send nothing more to a mailbox, and deliver again what nobody has read in it.
+
+        Never waits: the garbage collector may call this.
+
+        Args:
+            request_ids: the requests that it follows.
+            mailbox: where they go.
+            unread: takes what is left in it.
+        """
+        self._lock.leave(_Leaver(tuple(request_ids), mailbox, unread))
 
     def give_back(self, outputs: Iterable[RequestOutput]) -> None:
         """Deliver outputs again that a caller was handed and did not read."""
@@ -237,6 +254,15 @@ class OutputRouter:
     def is_failure_told(self) -> bool:
         """Whether anybody has learned of the failure since the last `open`."""
         return self._is_failure_told
+
+    def _settle(self, leaver: _Leaver) -> None:
+        for request_id in leaver.request_ids:
+            mailboxes = self._followers.pop(request_id, ())
+            others = [mailbox for mailbox in mailboxes if mailbox is not leaver.mailbox]
+            if others:
+                self._followers[request_id] = others
+        for output in leaver.unread():
+            self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
         """Hand an output over; the lock is held."""

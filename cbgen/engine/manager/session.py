@@ -19,7 +19,7 @@ from cbgen.engine.manager.setup import EngineSetup
 from cbgen.engine.manager.streams import Progress, RequestOutput
 from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.plan import resolve
-from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
+from cbgen.engine.request import FinishReason, GenerationOutput, Request, RequestStatus
 from cbgen.errors import EngineError
 
 HARD_STOP_CODE = "hard_stop"
@@ -120,12 +120,8 @@ class Session:
             self._unended[request_id] = sample
             if sample.has_steps:
                 self._advancing[request_id] = sample
-        try:
-            self._loop.submit([sample.request for sample in samples], may_wait=may_wait)
-        except EngineError:
-            for sample in samples:
-                self._let_go(sample.request.request_id)
-            raise
+        requests = [sample.request for sample in samples]
+        self._loop.submit(requests, may_wait=may_wait, on_refused=self._forget)
 
     def cancel(self, request_id: str) -> None:
         """End a request with what it has."""
@@ -166,6 +162,11 @@ class Session:
     def fail(self, error: EngineError) -> None:
         """Tell everybody that the engine has died; called by the loop."""
         self._router.close(error)
+
+    def _forget(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._let_go(request.request_id)
+        self._router.forget([request.request_id for request in requests])
 
     def _let_go(self, request_id: str) -> Progress:
         self._advancing.pop(request_id, None)
