@@ -70,12 +70,21 @@ def _batching_values(given: BatchingConfig | None) -> dict[str, Any]:
             "continuous_batching_config must be a ContinuousBatchingConfig or a mapping, got "
             f"{type(given).__name__}"
         )
-    for name in given:
+    values = dict(given)
+    if "block_size" in values:
+        block_size = values.pop("block_size")
+        if values.setdefault("page_size", block_size) != block_size:
+            raise UsageError(
+                f"block_size is the old name of page_size and asks for {block_size}, but page_size "
+                f"is {values['page_size']}; keep one"
+            )
+        warnings.warn("block_size is deprecated; use page_size", FutureWarning, stacklevel=4)
+    for name in values:
         if name not in names:
             nearest = nearest_name(str(name), names)
             hint = "" if nearest is None else f"; did you mean {nearest}?"
             raise UsageError(f"continuous_batching_config has no field {name!r}{hint}")
-    return dict(given)
+    return values
 
 
 def _attention(model: PreTrainedModel, config: ContinuousBatchingConfig) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from cbgen import __version__
+from cbgen.cli.bench import bench_command
 from cbgen.cli.exits import ExitCode, exit_code_of
 from cbgen.cli.init import init_command
 from cbgen.cli.logs import is_debug, logs_on_screen
@@ -29,6 +30,7 @@ app = typer.Typer(name="cbgen", add_completion=False)
 app.command("run")(run_command)
 app.command("merge")(merge_command)
 app.command("plan")(plan_command)
+app.command("bench")(bench_command)
 app.command("init")(init_command)
 app.command("schema")(schema_command)
 

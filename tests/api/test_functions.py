@@ -12,6 +12,7 @@ import transformers.generation as reference
 from transformers import GenerationConfig, LlamaForCausalLM
 
 import cbgen
+from cbgen.errors import UsageError
 from tests.helpers.managers import failing_at, scripted_manager
 from tests.helpers.models import (
     CONTEXT,
@@ -362,3 +363,23 @@ def test_a_dead_engine_raises_its_cause_and_hands_over_what_was_finished(monkeyp
         "req_0": [2]
     }
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_old_name_of_the_page_size_is_taken_with_a_warning():
+    model = tiny_model("llama")
+    settings = {"block_size": 16, "num_blocks": 8}
+    with pytest.warns(FutureWarning, match="block_size is deprecated; use page_size"):
+        outputs = cbgen.generate_batch(
+            model, [[1, 2]], GenerationConfig(max_new_tokens=2), continuous_batching_config=settings
+        )
+    assert [len(output.generated_tokens) for output in outputs.values()] == [2]
+
+
+def test_two_names_of_the_page_size_that_disagree_are_refused():
+    with pytest.raises(UsageError, match="asks for 16, but page_size is 32; keep one"):
+        cbgen.generate_batch(
+            tiny_model("llama"),
+            [[1, 2]],
+            GenerationConfig(max_new_tokens=2),
+            continuous_batching_config={"block_size": 16, "page_size": 32},
+        )

@@ -40,8 +40,8 @@ def test_a_command_line_is_checked_without_torch(arguments):
 
 def test_help_lists_the_commands_of_this_version(cbgen):
     help_text = cbgen("--help").out
-    assert all(f"{name} " in help_text for name in ("run", "plan", "init", "schema"))
-    assert not any(f"{name} " in help_text for name in ("bench", "serve", "compare"))
+    assert all(f"{name} " in help_text for name in ("run", "plan", "bench", "init", "schema"))
+    assert not any(f"{name} " in help_text for name in ("serve", "compare"))
 
 
 @pytest.mark.parametrize("option", ["--tp", "--replicas", "--ray"])

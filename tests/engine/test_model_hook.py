@@ -88,7 +88,7 @@ def test_weights_and_training_mode_are_not_touched():
 def test_an_attached_model_called_outside_of_a_step_says_so():
     with (
         attached(tiny_model("llama")),
-        pytest.raises(RuntimeError, match=r"called outside of a step; detach it first"),
+        pytest.raises(RuntimeError, match=r"called outside of a step; stop the manager"),
     ):
         tiny_model("llama")(torch.tensor([[1, 2]]))
 

@@ -61,6 +61,6 @@ def current_context() -> ForwardContext:
     if _current.context is None:
         raise RuntimeError(
             "the model is attached to a cbgen engine and was called outside of a step; "
-            "detach it first"
+            "stop the manager, or call it within manager.pause()"
         )
     return _current.context

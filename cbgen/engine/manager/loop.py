@@ -43,6 +43,13 @@ class _News:
         return bool(self.requests or self.cancellations)
 
 
+Refused = Callable[[Sequence[Request]], None]
+
+
+def _ignore(_requests: Sequence[Request]) -> None:
+    return None
+
+
 class EngineLoop:
     """Runs an engine on a thread of its own. All methods are thread-safe.
 
@@ -106,20 +113,15 @@ class EngineLoop:
         self._thread.start()
 
     def submit(
-        self,
-        requests: Sequence[Request],
-        *,
-        may_wait: bool = True,
-        on_refused: Callable[[Sequence[Request]], None] = lambda _: None,
+        self, requests: Sequence[Request], *, may_wait: bool = True, on_refused: Refused = _ignore
     ) -> None:
         """Queue requests; each ends in exactly one output.
 
         Args:
-            requests: the requests. They are queued one by one as there is room, so of a group some
-                may be queued already when the loop is stopped.
-            on_refused: is told which requests are not queued, when this raises; those that are
-                queued already are answered.
+            requests: are queued one by one as there is room, so some may be queued, and be
+                answered, when this raises.
             may_wait: wait while `max_queue_size` requests wait for admission; else the queue grows.
+            on_refused: is told which are not queued when this raises.
 
         Raises:
             EngineError: the loop was stopped, or has died; the cause is attached.
@@ -131,8 +133,7 @@ class EngineLoop:
                     self._refuse_after_the_end()
                     room = self._room(len(left)) if may_wait else len(left)
                     self._news.requests.extend(left.popleft() for _ in range(room))
-                    if room:
-                        self._changed.notify()
+                    self._changed.notify()
                     if not left:
                         return
                     self._has_room.wait()
@@ -224,9 +225,7 @@ class EngineLoop:
             while self._turn():
                 pass
         except BaseException as error:  # noqa: BLE001  the failure boundary; the cause goes to all
-            reason = str(error).strip() or type(error).__name__
-            failure = EngineError(f"the engine failed: {reason}")
-            failure.__cause__ = error
+            failure = _failure(error)
         with self._lock:
             self._failure = failure
             self._has_ended = True
@@ -300,6 +299,13 @@ class EngineLoop:
             self._engine.cancel(request_id)
         if deadline is not None:
             _cancel_what_shall_not_run(self._engine, is_over=time.monotonic() >= deadline)
+
+
+def _failure(error: BaseException) -> EngineError:
+    reason = str(error).strip() or type(error).__name__
+    failure = EngineError(f"the engine failed: {reason}")
+    failure.__cause__ = error
+    return failure
 
 
 def _cancel_what_shall_not_run(engine: Engine, *, is_over: bool) -> None:

@@ -64,12 +64,16 @@ class _Waiter:
     mailbox: SimpleQueue[Mail] = field(default_factory=SimpleQueue)
 
 
+Unread = Callable[[], Iterable[RequestOutput]]
+"""Takes what nobody has read out of a mailbox."""
+
+
 class _Leaver(NamedTuple):
     """A follower that has gone away."""
 
     request_ids: tuple[str, ...]
     mailbox: Mailbox
-    unread: Callable[[], Iterable[RequestOutput]]
+    unread: Unread
 
 
 class OutputRouter:
@@ -149,7 +153,8 @@ class OutputRouter:
         """Tell everybody that no more outputs will come; what is kept can still be fetched."""
         with self._lock:
             self._closed = Closed(failure)
-            for waiter in [*self._waiters.values(), *self._all_waiters_by_id()]:
+            by_id = [each for waiters in self._waiters_by_id.values() for each in waiters.values()]
+            for waiter in [*self._waiters.values(), *by_id]:
                 waiter.mailbox.put(self._closed)
             self._waiters.clear()
             self._waiters_by_id.clear()
@@ -223,20 +228,10 @@ class OutputRouter:
                     else:
                         self._followers.setdefault(request_id, []).append(mailbox)
 
-    def unfollow(
-        self,
-        request_ids: Iterable[str],
-        mailbox: Mailbox,
-        unread: Callable[[], Iterable[RequestOutput]],
-    ) -> None:
+    def unfollow(self, request_ids: Iterable[str], mailbox: Mailbox, unread: Unread) -> None:
         """Send nothing more to a mailbox, and deliver again what nobody has read in it.
 
         Never waits: the garbage collector may call this.
-
-        Args:
-            request_ids: the requests that it follows.
-            mailbox: where they go.
-            unread: takes what is left in it.
         """
         self._lock.leave(_Leaver(tuple(request_ids), mailbox, unread))
 
@@ -257,10 +252,9 @@ class OutputRouter:
 
     def _settle(self, leaver: _Leaver) -> None:
         for request_id in leaver.request_ids:
-            mailboxes = self._followers.pop(request_id, ())
-            others = [mailbox for mailbox in mailboxes if mailbox is not leaver.mailbox]
-            if others:
-                self._followers[request_id] = others
+            boxes = [b for b in self._followers.pop(request_id, ()) if b is not leaver.mailbox]
+            if boxes:
+                self._followers[request_id] = boxes
         for output in leaver.unread():
             self._deliver(output)
 
@@ -308,9 +302,6 @@ class OutputRouter:
         if request_id is None:
             return self._waiters
         return self._waiters_by_id.setdefault(request_id, OrderedDict())
-
-    def _all_waiters_by_id(self) -> Iterable[_Waiter]:
-        return (waiter for waiters in self._waiters_by_id.values() for waiter in waiters.values())
 
     def _leave(self, waiter: _Waiter) -> Mail | None:
         """Stop waiting; return what arrived in the very last moment."""

@@ -1,0 +1,119 @@
+"""`cbgen bench`: how fast the engine of a recipe is on a workload of token ids."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from cbgen.cli import run_options as options
+from cbgen.cli.logs import take_over_library_logs
+from cbgen.cli.screen import Screen
+from cbgen.cli.wording import count, percent, rate
+from cbgen.io.encode import encode_row, encode_value
+from cbgen.io.side_file import SideFile
+from cbgen.job.workloads import WORKLOAD_NAMES, find_workload
+from cbgen.recipe.load import load_recipe
+
+_WorkloadOption = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        metavar="NAME|FILE",
+        help=f"{', '.join(WORKLOAD_NAMES)}, or a JSON file of prompts of token ids.",
+    ),
+]
+_OutputsPath = Annotated[
+    str | None,
+    typer.Option(
+        "--outputs", metavar="FILE", help="Write the generated token ids there, a list a request."
+    ),
+]
+
+_PARTS = ("schedule", "execute", "update", "rest")
+
+
+def bench_command(
+    context: typer.Context,
+    recipe: options.RecipePath,
+    workload: _WorkloadOption = "W1h",
+    outputs: _OutputsPath = None,
+    set_values: options.SetValues = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure the engine on prompts of token ids: greedy, fixed lengths.
+
+    A table for people on stderr, one JSON line on stdout. What the recipe says of prompts and
+    answers does not count.
+
+    Example: cbgen bench recipe.yaml --workload W3h
+    """
+    screen: Screen = context.obj
+    screen.quiet = quiet
+    checked = load_recipe(recipe, set_values or ())
+    make_workload = find_workload(workload)
+    outputs_file = None if outputs is None else SideFile(outputs, "--outputs")
+    screen.line("loading model", style="dim")
+    from cbgen.job.bench import run_bench  # loads torch, which takes seconds
+
+    take_over_library_logs()
+    result = run_bench(
+        checked, make_workload, on_running=lambda: screen.line(f"running {workload}", style="dim")
+    )
+    if outputs_file is not None:
+        outputs_file.replace(encode_value(result.outputs).encode() + b"\n")
+    for line in table_lines(result.summary):
+        screen.line(line)
+    sys.stdout.write(encode_row(result.summary).decode())
+
+
+def table_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return a result as the lines of a table: what, how much, and a remark."""
+    parts, machine = summary["parts"], summary["machine"]
+    total, bound = summary["seconds"], summary["roofline_seconds"]
+    rows = [
+        ("workload", summary["workload"], count(summary["requests"], "requests")),
+        ("load", _seconds(summary["load_seconds"]), ""),
+        ("run", _seconds(total), count(parts["steps"], "steps")),
+    ]
+    for name in _PARTS:
+        spent = parts[f"{name}_seconds"]
+        rows.append((f"  {name}", _seconds(spent), percent(spent / total)))
+    if bound is None:
+        rows.append(("roofline", "-", "not computed for mixtures of experts"))
+    else:
+        note = f"{percent(bound / total)} of the run's time; {_machine(machine)}"
+        rows.append(("roofline", _seconds(bound), note))
+    rows += [
+        ("prompt tokens", count(summary["prompt_tokens"]), _saved(parts)),
+        ("output tokens", count(summary["output_tokens"]), ""),
+        ("output tokens/s", rate(summary["output_tokens_per_s"]), ""),
+        ("all tokens/s", rate(summary["total_tokens_per_s"]), ""),
+        ("peak memory", f"{summary['peak_memory_mb']:,.0f} MiB", ""),
+        ("attention", machine["attn_implementation"], f"{machine['dtype']} on {machine['device']}"),
+    ]
+    if machine["other_cpu_seconds"] is not None:
+        note = "CPU time of other processes during the run"
+        rows.append(("others", _seconds(machine["other_cpu_seconds"]), note))
+    return [f"{label:<18}{value:>14}  {note}".rstrip() for label, value, note in rows]
+
+
+def _seconds(number: float) -> str:
+    return f"{number:,.3f} s"
+
+
+def _saved(parts: Mapping[str, Any]) -> str:
+    note = f"{count(parts['cached_tokens'])} of them found in the cache"
+    if parts["preemptions"]:
+        recomputed = count(parts["recomputed_tokens"], "tokens")
+        note += f"; {count(parts['preemptions'], 'preemptions')}, {recomputed} run again"
+    return note
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    return (
+        f"{machine['gflop_per_s']:,.0f} GFLOP/s, {machine['gb_per_s']:,.1f} GB/s with "
+        f"{count(machine['threads'], 'threads')}"
+    )
