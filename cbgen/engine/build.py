@@ -127,7 +127,7 @@ def plan_facts(facts: ModelFacts) -> PlanFacts:
         logits_size=facts.logits_size,
         hidden_size=facts.hidden_size,
         max_context=facts.max_context,
-        missing_kernels=native.why_missing(),
+        missing_kernels=native.why_unfit(facts.dtype),
     )
 
 

@@ -254,6 +254,13 @@ def kernels() -> Kernels | None:
     return found if isinstance(found, Kernels) else None
 
 
+def why_unfit(dtype: torch.dtype) -> str | None:
+    """Return why the kernels cannot serve a cache of a dtype; None if they can."""
+    if dtype not in FORMATS:
+        return f"the C++ kernels do not know {dtype}"
+    return why_missing()
+
+
 def why_missing() -> str | None:
     """Return why there are no kernels; None if there are."""
     found = _open()

@@ -103,3 +103,8 @@ def test_structures_are_as_large_as_in_c(library):
     c_library = ctypes.CDLL(str(native.LIBRARY))
     assert c_library.cbgen_linear_bytes() == ctypes.sizeof(native._Linear)
     assert c_library.cbgen_attention_bytes() == ctypes.sizeof(native.Attention)
+
+
+def test_a_dtype_that_the_kernels_do_not_know_is_the_reason_against_them():
+    assert native.why_unfit(torch.float64) == "the C++ kernels do not know torch.float64"
+    assert native.why_unfit(torch.float32) == native.why_missing()
