@@ -206,8 +206,12 @@ def test_steps_are_numbered_from_one():
 @pytest.mark.parametrize("num_blocks", [5, 6, 9])
 @pytest.mark.parametrize("safety_margin", [0.0, 0.15, 1.0])
 @pytest.mark.parametrize("shares_prefixes", [False, True])
-def test_no_step_is_empty_while_requests_are_unfinished(num_blocks, safety_margin, shares_prefixes):
+@pytest.mark.parametrize("scheduler_type", ["fifo", "prefill_first"])
+def test_no_step_is_empty_while_requests_are_unfinished(
+    num_blocks, safety_margin, shares_prefixes, scheduler_type
+):
     scheduler = make_scheduler(
+        scheduler_type=scheduler_type,
         num_blocks=num_blocks,
         safety_margin=safety_margin,
         shares_prefixes=shares_prefixes,

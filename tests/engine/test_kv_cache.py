@@ -29,7 +29,7 @@ def extended(cache: KVCache, request: Request, num_tokens: int) -> list | None:
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])
 def test_blocks_are_counted_by_started_pages(num_tokens, num_blocks):
-    assert make_cache(page_size=4).blocks_for(num_tokens) == num_blocks
+    assert make_cache(page_size=4).shape.blocks_for(num_tokens) == num_blocks
 
 
 def test_one_request_can_store_every_slot():

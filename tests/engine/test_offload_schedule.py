@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 
 from cbgen.engine.cache.groups import AttentionSpan
+from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.request import Request, RequestStatus
 from cbgen.engine.step import ScheduledBatch
 from tests.helpers.engine import make_cache, make_request, place, scheduled_ids
@@ -212,11 +213,17 @@ def test_a_request_whose_window_has_passed_a_token_that_is_lost_is_computed_agai
     assert cache.offload(request) is None
 
 
-def test_a_request_with_a_step_in_flight_is_restored_without_its_last_token():
+def one_step_in_flight() -> tuple[KVCache, Request]:
+    """Return a request whose last known token has run, and whose next one is not known yet."""
     cache = make_cache(num_blocks=9, num_host_blocks=9)
     request = make_request("a", text(1, 16))
     place(cache, request)
     request.num_tokens, request.num_computed_tokens = 17, 16
+    return cache, request
+
+
+def test_a_request_with_a_step_in_flight_is_restored_without_its_last_token():
+    cache, request = one_step_in_flight()
     assert cache.offload(request) is not None
     cache.free(request)
     request.preempt()
@@ -226,10 +233,7 @@ def test_a_request_with_a_step_in_flight_is_restored_without_its_last_token():
 
 
 def test_keys_of_old_weights_do_not_come_back_from_the_host():
-    cache = make_cache(num_blocks=9, num_host_blocks=9)
-    request = make_request("a", text(1, 16))
-    place(cache, request)
-    request.num_tokens, request.num_computed_tokens = 17, 16
+    cache, request = one_step_in_flight()
     assert cache.offload(request) is not None
     cache.free(request)
     request.preempt()
@@ -239,9 +243,6 @@ def test_keys_of_old_weights_do_not_come_back_from_the_host():
 
 
 def test_keys_of_old_weights_are_not_offloaded():
-    cache = make_cache(num_blocks=9, num_host_blocks=9)
-    request = make_request("a", text(1, 16))
-    place(cache, request)
-    request.num_tokens, request.num_computed_tokens = 17, 16
+    cache, request = one_step_in_flight()
     cache.reset_prefixes()
     assert cache.offload(request) is None

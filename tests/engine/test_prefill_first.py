@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from cbgen.engine.scheduler.base import Scheduler
 from tests.helpers.engine import (
     make_request,
@@ -73,19 +71,3 @@ def test_all_requests_end_with_all_their_tokens():
     for request in requests:
         length = len(request.prompt_ids)
         assert request.generated_tokens == list(range(length, length + 12))
-
-
-@pytest.mark.parametrize("num_blocks", [5, 6, 9])
-@pytest.mark.parametrize("safety_margin", [0.0, 0.15, 1.0])
-@pytest.mark.parametrize("shares_prefixes", [False, True])
-def test_no_step_is_empty_while_requests_are_unfinished(num_blocks, safety_margin, shares_prefixes):
-    scheduler = prefill_first(
-        num_blocks=num_blocks,
-        safety_margin=safety_margin,
-        shares_prefixes=shares_prefixes,
-        max_batch_tokens=8,
-    )
-    for number in range(12):
-        scheduler.add(make_request(str(number), 1 + number, max_new_tokens=1 + number % 7))
-    while scheduler.has_unfinished():
-        assert take_step(scheduler).num_tokens > 0

@@ -93,7 +93,7 @@ def test_prompts_far_longer_than_window_and_cache_run_in_chunks(num_others):
     run = ShadowRun(spans=(WINDOW,), num_blocks=12, max_batch_tokens=64, max_context=2000)
     requests = [make_request(str(i), text(1 + i, 200), max_new_tokens=3) for i in range(num_others)]
     run.finish(*requests, make_request("long", text(50, 500), max_new_tokens=3))
-    assert run.cache.max_chunk_tokens < 64
+    assert run.cache.shape.chunk_tokens < 64
     assert run.stats.num_computed_tokens >= 500 + 200 * num_others
 
 
@@ -101,7 +101,7 @@ def test_a_step_runs_no_more_of_a_prompt_than_windows_have_room_for():
     run = ShadowRun(spans=(WINDOW,), num_blocks=12, max_batch_tokens=64, max_context=2000)
     run.add(make_request("a", text(1, 200)), make_request("b", text(2, 200)))
     counts = [item.num_tokens for _ in range(20) for item in run.step().requests]
-    assert max(counts) == run.cache.max_chunk_tokens
+    assert max(counts) == run.cache.shape.chunk_tokens
     assert WINDOW.most_blocks(max(counts), page_size=4) <= 6  # half of the pool
 
 
@@ -111,13 +111,14 @@ def test_a_request_holds_at_most_what_it_is_said_to_hold():
     run.add(request)
     while run.scheduler.has_unfinished():
         run.step()
-        assert run.stats.num_used_blocks <= run.cache.blocks_for(request.num_tokens)
+        assert run.stats.num_used_blocks <= run.cache.shape.blocks_for(request.num_tokens)
 
 
 def test_the_longest_request_of_a_mixed_cache_fills_it():
     cache = make_cache(num_blocks=10, spans=MIXED, max_batch_tokens=4)
     # 7 blocks for all tokens, and 3 to 4 for the window.
-    assert cache.blocks_for(cache.max_tokens) <= 10 < cache.blocks_for(cache.max_tokens + 1)
+    blocks_for = cache.shape.blocks_for
+    assert blocks_for(cache.max_tokens) <= 10 < blocks_for(cache.max_tokens + 1)
     run = ShadowRun(spans=MIXED, num_blocks=10, max_batch_tokens=4, max_requests=4)
     (request,) = run.finish(
         make_request("a", text(1, 3), max_new_tokens=run.cache.max_tokens + 1 - 3)

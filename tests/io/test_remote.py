@@ -83,6 +83,6 @@ def test_a_remote_output_is_refused_with_the_remedy():
         refuse_remote_output("s3://bucket/out.jsonl")
 
 
-@pytest.mark.parametrize("path", ["-", "out.jsonl", "/tmp/a:b.jsonl", "./s3://odd/name"])
+@pytest.mark.parametrize("path", ["-", "out.jsonl", "a:b.jsonl", "./s3://odd/name"])
 def test_local_outputs_are_not_refused(path):
     refuse_remote_output(path)

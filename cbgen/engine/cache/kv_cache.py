@@ -20,6 +20,7 @@ from cbgen.engine.cache.sequence import (
     packed_range,
     packed_tokens,
 )
+from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.cache.tables import BlockTables, Growth
 from cbgen.engine.cache.tree import PrefixTree
 from cbgen.engine.request import Request
@@ -44,6 +45,10 @@ class KVCache:
         max_batch_tokens: most tokens that one step runs.
         shares_prefixes: whether requests may use one another's blocks.
         num_host_blocks: blocks of host memory for preempted requests.
+
+    Attributes:
+        shape: how many blocks a request takes, and how many of its tokens a step may run.
+        max_tokens: tokens that one request alone can store.
     """
 
     def __init__(
@@ -57,24 +62,17 @@ class KVCache:
         num_host_blocks: int = 0,
     ) -> None:
         self.page_size = page_size
+        self.shape = CacheShape.make(
+            spans, page_size, num_pool_blocks=num_blocks, max_batch_tokens=max_batch_tokens
+        )
+        self.max_tokens = self.shape.longest_request(num_blocks)
         self._shares_prefixes = shares_prefixes
         self._pool = BlockPool(num_blocks, on_evict=lambda block: self._tree.evicted(block))
         self._tree = PrefixTree(self._pool, spans)
-        self._tables = BlockTables(
-            self._pool,
-            self._tree,
-            page_size=page_size,
-            spans=spans,
-            max_batch_tokens=max_batch_tokens,
-        )
+        self._tables = BlockTables(self._pool, self._tree, self.shape)
         self._matcher = PrefixMatcher(self._tree.root, page_size, spans)
         self._host = HostPool(num_host_blocks)
         self._sequences: dict[str, BlockSequence] = {}
-
-    @property
-    def num_groups(self) -> int:
-        """Layer groups, each with a block of its own for the same tokens."""
-        return self._tables.num_groups
 
     @property
     def num_blocks(self) -> int:
@@ -95,27 +93,6 @@ class KVCache:
     def num_evictions(self) -> int:
         """Cached blocks that were dropped to make room."""
         return self._pool.num_evictions
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens that one request alone can store."""
-        return self._tables.max_tokens
-
-    @property
-    def max_chunk_tokens(self) -> int:
-        """Tokens of one request that a step may run."""
-        return self._tables.max_chunk_tokens
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return the most blocks of the pool that a request of `num_tokens` tokens holds."""
-        return self._tables.blocks_for(num_tokens)
-
-    def lasting_blocks(self, num_tokens: int, num_shared_pages: int) -> int:
-        """Return the blocks that a request of `num_tokens` tokens has for itself once it decodes.
-
-        Its leading `num_shared_pages` pages are used by others as well.
-        """
-        return self._tables.lasting_blocks(num_tokens, num_shared_pages)
 
     def match(self, request: Request, step: int) -> PrefixMatch:
         """Return what the prefix cache has of a waiting request's tokens.
@@ -144,7 +121,7 @@ class KVCache:
             ValueError: not enough blocks are free; ask `can_admit` first.
         """
         host_copy, start = self._start(request, match)
-        sequence = BlockSequence(self.num_groups)
+        sequence = BlockSequence(len(self.shape.spans))
         for node in match.shared:
             sequence.append(node)
         extended = self._tables.extend(request, sequence, start)

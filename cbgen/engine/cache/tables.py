@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cbgen.engine.cache.block_pool import BlockPool
-from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.cache.prefix import PrefixNode
 from cbgen.engine.cache.sequence import BlockSequence
 from cbgen.engine.cache.shape import CacheShape
@@ -28,50 +27,22 @@ class Growth(NamedTuple):
 class BlockTables:
     """Hands blocks of a pool to sequences.
 
-    A step that runs at most `max_chunk_tokens` tokens of a request needs at most a certain number
+    A step that runs at most `shape.chunk_tokens` tokens of a request needs at most a certain number
     of blocks in a group with a window. That many are taken at admission and kept until the last
     token of the prompt, so that a prompt never has to wait for blocks in the middle.
 
     Args:
         pool: the blocks.
         tree: knows which node a block belongs to.
-        page_size: tokens of a block.
-        spans: attention span of each group.
-        max_batch_tokens: most tokens that one step runs.
+        shape: how many blocks a request takes.
     """
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        tree: PrefixTree,
-        *,
-        page_size: int,
-        spans: Sequence[AttentionSpan],
-        max_batch_tokens: int,
-    ) -> None:
+    def __init__(self, pool: BlockPool, tree: PrefixTree, shape: CacheShape) -> None:
         self._pool = pool
         self._tree = tree
-        self._page_size = page_size
-        self._spans = tuple(spans)
-        self._shape = CacheShape.make(
-            spans, page_size, num_pool_blocks=pool.num_blocks, max_batch_tokens=max_batch_tokens
-        )
-        self._most = self._shape.most_blocks
-        self.max_chunk_tokens = self._shape.chunk_tokens
-        self.max_tokens = self._shape.longest_request(pool.num_blocks)
-
-    @property
-    def num_groups(self) -> int:
-        """Layer groups."""
-        return len(self._spans)
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return the most blocks of the pool that a request of `num_tokens` tokens holds."""
-        return self._shape.blocks_for(num_tokens)
-
-    def lasting_blocks(self, num_tokens: int, num_shared_pages: int) -> int:
-        """Return the blocks that a request has for itself once it decodes."""
-        return self._shape.lasting_blocks(num_tokens, num_shared_pages)
+        self._page_size = shape.page_size
+        self._spans = shape.spans
+        self._most = shape.most_blocks
 
     def can_begin(self, shared: Sequence[PrefixNode], start: int, num_tokens: int) -> bool:
         """Whether there are blocks for a new sequence.

@@ -174,7 +174,7 @@ class ContinuousScheduler(ABC):
             if request.row < 0:
                 continue
             wanted = request.num_tokens - request.num_computed_tokens
-            count = min(wanted, builder.tokens_left, self._cache.max_chunk_tokens)
+            count = min(wanted, builder.tokens_left, self._cache.shape.chunk_tokens)
             if count == 0:
                 return
             end = request.num_computed_tokens + count

@@ -30,7 +30,7 @@ class AdmissionGate:
         # window, but not for long: `can_admit` looks at that.
         shared = sum(node.num_users > 0 for node in match.nodes)
         num_tokens = self.expectation.num_tokens(request) - 1
-        request.expected_blocks = cache.lasting_blocks(num_tokens, shared)
+        request.expected_blocks = cache.shape.lasting_blocks(num_tokens, shared)
         if not is_alone:
             if cache.num_free_blocks < self._least_free:
                 return False
