@@ -30,6 +30,7 @@ SHARED_SOURCES = {
     "cbgen/csrc/api.cpp": [],
     "cbgen/csrc/attention_tasks.cpp": [],
     "cbgen/csrc/kernels_portable.cpp": [],
+    "cbgen/csrc/linear_tasks.cpp": [],
 }
 X86_SOURCES = {
     "cbgen/csrc/kernels_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],

@@ -116,21 +116,25 @@ class Tasks {
 
 }  // namespace
 
-CBGEN_API void cbgen_attention(const CbgenAttention* attention, int64_t threads) {
+void run_attention(const CbgenAttention& attention, int64_t threads) {
   const CbgenKernels& kernels = current_kernels();
-  Tasks work(*attention, threads);
+  Tasks work(attention, threads);
   work.split(threads);
-  const int64_t scratch_size = kernels.attention_scratch(*attention);
+  const int64_t scratch_size = kernels.attention_scratch(attention);
   thread_local std::vector<float> memory;
   float* scratch = reserve(memory, scratch_size * threads);
   for_each(work.tasks.size(), threads, [&](int64_t i, int64_t thread) {
     // The other threads take the tasks between.
     const int64_t next = i + std::min<int64_t>(threads, work.tasks.size());
     const bool is_last = next >= static_cast<int64_t>(work.tasks.size());
-    kernels.attend(*attention, work.tasks[i], is_last ? nullptr : &work.tasks[next],
+    kernels.attend(attention, work.tasks[i], is_last ? nullptr : &work.tasks[next],
                    scratch + thread * scratch_size);
   });
   for_each(work.split_tasks.size(), threads, [&](int64_t i, int64_t thread) {
-    kernels.merge(*attention, work.split_tasks[i], scratch + thread * scratch_size);
+    kernels.merge(attention, work.split_tasks[i], scratch + thread * scratch_size);
   });
+}
+
+CBGEN_API void cbgen_attention(const CbgenAttention* attention, int64_t threads) {
+  run_attention(*attention, threads);
 }

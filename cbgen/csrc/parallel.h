@@ -22,6 +22,10 @@ extern std::atomic<RunParallel> run_parallel;
 // The kernels of the instruction set in use.
 const CbgenKernels& current_kernels();
 
+// Run one kernel on so many threads.
+void run_linear(const CbgenLinear& linear, int64_t threads);
+void run_attention(const CbgenAttention& attention, int64_t threads);
+
 // Runs task(i, thread) for every i below `count` on at most `threads` threads, each of which takes
 // the next one when it is done; `thread` counts them.
 template <class Task>
