@@ -29,6 +29,7 @@ COMMON_FLAGS = [
 SHARED_SOURCES = {
     "cbgen/csrc/api.cpp": [],
     "cbgen/csrc/attention_tasks.cpp": [],
+    "cbgen/csrc/decoder_tasks.cpp": [],
     "cbgen/csrc/kernels_portable.cpp": [],
     "cbgen/csrc/linear_tasks.cpp": [],
 }
@@ -42,8 +43,11 @@ HEADERS = [
     "attention.h",
     "attention_pages.h",
     "attention_work.h",
+    "decoder.h",
+    "decoder_tasks.h",
     "kernels.h",
     "linear.h",
+    "memory.h",
     "packing.h",
     "parallel.h",
     "vector.h",

@@ -29,7 +29,8 @@ MAY_IMPORT = {
 ENGINE_LEVELS = (
     ("config", "sampling.params", "cache.groups"),
     ("step", "cache.shape", "sizing", "plan", "request", "events"),
-    ("native", "cache", "batch", "storage", "memory", "model", "attention", "sampling", "text"),
+    ("native", "native_decoder"),
+    ("cache", "batch", "storage", "memory", "model", "attention", "sampling", "text"),
     ("scheduler", "runner"),
     ("core",),
     ("build",),

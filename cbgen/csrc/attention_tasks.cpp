@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "memory.h"
 #include "parallel.h"
 
 namespace {
@@ -14,14 +15,6 @@ constexpr int64_t TASKS_PER_THREAD = 8;
 // Memory of a tile's keys (and of its values) that a task reads side by side: neighbouring heads lie
 // in one piece, but the next tile must have room in the second-level cache.
 constexpr int64_t TILE_BYTES = 128 * 1024;
-
-// Memory that stays with the calling thread from step to step.
-float* reserve(std::vector<float>& memory, int64_t floats) {
-  constexpr int64_t LINE = 16;  // floats of a cache line
-  if (static_cast<int64_t>(memory.size()) < floats + LINE) memory.resize(floats + LINE);
-  const uintptr_t address = reinterpret_cast<uintptr_t>(memory.data());
-  return reinterpret_cast<float*>((address + 63) / 64 * 64);
-}
 
 class Tasks {
  public:

@@ -76,6 +76,59 @@ struct CbgenAttentionTask {
   int64_t cost;
 };
 
+// hidden[r] += addend[r], if there is one; output[r] = norm of hidden[r], if there is a weight.
+struct CbgenNorm {
+  float* hidden;  // [rows][size]
+  int64_t size;
+  const float* addend;  // [rows][size], rows addend_stride apart; or null
+  int64_t addend_stride;
+  const float* weight;  // [size] or null
+  float* output;        // [rows][size], rows output_stride apart
+  int64_t output_stride;
+  float epsilon;
+};
+
+// Pages of one layer, float32; strides count elements.
+struct CbgenCache {
+  float* keys;  // [blocks][page_size][kv_heads][head_dim]
+  float* values;
+  int64_t key_block_stride;
+  int64_t key_token_stride;
+  int64_t key_head_stride;
+  int64_t value_block_stride;
+  int64_t value_token_stride;
+  int64_t value_head_stride;
+  int64_t page_size;
+};
+
+// The queries, keys and values of a step's tokens before they attend.
+struct CbgenHeads {
+  float* rows;  // [tokens][stride]: all heads of queries, of keys, of values at their offsets
+  int64_t stride;
+  int64_t query_offset;
+  int64_t key_offset;
+  int64_t value_offset;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t rotary_dim;  // 0 = not rotated
+  const float* cos;    // [tokens][rotary_dim]
+  const float* sin;
+  const float* query_norm;  // [head_dim] or null
+  const float* key_norm;
+  const int64_t* slots;  // [tokens] block * page_size + place in the block
+  CbgenCache cache;
+  float epsilon;
+};
+
+// Gates and ups of some rows; the product of activation and up takes the place of the gates.
+struct CbgenGate {
+  float* rows;  // [rows][stride]
+  int64_t stride;
+  int64_t up_offset;
+  int64_t size;
+};
+
 // Keys are attended in segments at fixed positions, whoever computes them, and the results of
 // segments are merged in order: so the bits of an answer do not depend on how work was split.
 constexpr int64_t CBGEN_SEGMENT = 256;
@@ -96,6 +149,9 @@ struct CbgenKernels {
                  const CbgenAttentionTask* next, float* scratch);
   // Merge the partial states of one split task's segments, in order, into the output.
   void (*merge)(const CbgenAttention& attention, const CbgenAttentionTask& task, float* scratch);
+  void (*norm)(const CbgenNorm& norm, int64_t first_row, int64_t last_row);
+  void (*place_heads)(const CbgenHeads& heads, int64_t first_token, int64_t last_token);
+  void (*activate)(const CbgenGate& gate, int64_t first_row, int64_t last_row);
 };
 
 extern const CbgenKernels cbgen_portable;

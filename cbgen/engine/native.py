@@ -34,7 +34,7 @@ _REMEDY = "install cbgen again where there is a C++ compiler"
 _INSTRUCTION_SET_VARIABLE = "CBGEN_INSTRUCTION_SET"
 
 
-class _Linear(ctypes.Structure):
+class Linear(ctypes.Structure):
     """`CbgenLinear` of csrc/kernels.h."""
 
     _fields_ = (
@@ -108,6 +108,7 @@ class Kernels:
         )
         self._linear = _function(library, "cbgen_linear", None, pointer, number)
         self._attention = _function(library, "cbgen_attention", None, pointer, number)
+        self._decode = _function(library, "cbgen_decode", None, pointer, pointer, number)
 
     def instruction_sets(self) -> tuple[str, ...]:
         """Return the names that this machine and build have, best first."""
@@ -194,7 +195,7 @@ class Kernels:
             output: [m, columns] float32, each row contiguous.
         """
         num_rows, columns = output.shape
-        arguments = _Linear(
+        arguments = Linear(
             rows.data_ptr(),
             num_rows,
             rows.stride(0),
@@ -211,6 +212,10 @@ class Kernels:
     def attention(self, arguments: Attention) -> None:
         """Run the attention that the arguments describe."""
         self._attention(ctypes.addressof(arguments), torch.get_num_threads())
+
+    def decode(self, decoder: ctypes.Structure, step: ctypes.Structure) -> None:
+        """Run decoder layers over the tokens of a step; see `native_decoder`."""
+        self._decode(ctypes.addressof(decoder), ctypes.addressof(step), torch.get_num_threads())
 
 
 def _function(

@@ -7,12 +7,12 @@ The runner decides nothing; it applies what the batch says, in the order of its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from cbgen.engine.attention.base import AttentionBackend, LayerAttention
-from cbgen.engine.attention.context import forward_context
+from cbgen.engine.attention.context import PagedLayers, PagedStep, forward_context
 from cbgen.engine.batch import Rows, StepInputs
 from cbgen.engine.cache.groups import LayerGroup
 from cbgen.engine.sampling.sampler import (
@@ -35,16 +35,14 @@ class _StepContext:
     def __init__(
         self,
         inputs: StepInputs,
-        *,
-        storage: KVStorage,
+        layers: PagedLayers,
         backend: AttentionBackend,
-        group_of: Mapping[int, int],
     ) -> None:
         self.positions = inputs.position_ids[0]
-        self._attention = inputs.attention
-        self._storage = storage
+        step = PagedStep(layers, inputs.attention)
+        self.paged = step if backend.capabilities.serves_decoder else None
+        self._step = step
         self._backend = backend
-        self._group_of = group_of
 
     def attend(
         self,
@@ -54,8 +52,9 @@ class _StepContext:
         value: torch.Tensor,
         layer: LayerAttention,
     ) -> torch.Tensor:
-        cache = self._storage.layer(layer_index)
-        metadata = self._attention[self._group_of[layer_index]]
+        layers = self._step.layers
+        cache = layers.caches[layer_index]
+        metadata = self._step.attention[layers.group_of[layer_index]]
         # All keys of the step are written before any of its queries attends: a request may read
         # blocks that another request of the same step fills.
         cache.write(key, value, metadata.slot_mapping)
@@ -80,9 +79,10 @@ class Runner:
         self._backend = backend
         self._rows = rows
         self._sampling = sampling
-        self._group_of = {
+        group_of = {
             layer.index: number for number, group in enumerate(groups) for layer in group.layers
         }
+        self._layers = PagedLayers(storage.layers, group_of)
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
@@ -102,10 +102,7 @@ class Runner:
         if not batch.requests:
             return StepResult()
         inputs = self._rows.gather(batch)
-        context = _StepContext(
-            inputs, storage=self._storage, backend=self._backend, group_of=self._group_of
-        )
-        with forward_context(context):
+        with forward_context(_StepContext(inputs, self._layers, self._backend)):
             logits = self._forward(inputs.token_ids, inputs.position_ids, inputs.logit_indices)
         sampled = [item for item in batch.requests if item.num_samples]
         return self._sample(logits, sampled, inputs.sampled_rows)

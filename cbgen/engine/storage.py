@@ -6,7 +6,7 @@ in their groups share one tensor of keys and one of values, since a block is one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -69,9 +69,10 @@ class KVStorage:
                 self._layers[layer.index] = LayerCache(layer_keys, layer_values)
         self._host = _HostPool(self._pages, num_host_blocks)
 
-    def layer(self, index: int) -> LayerCache:
-        """Return the pages of a layer."""
-        return self._layers[index]
+    @property
+    def layers(self) -> Mapping[int, LayerCache]:
+        """The pages of every layer."""
+        return self._layers
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the beginning of blocks into others; all copies read before any of them writes.

@@ -121,7 +121,7 @@ def test_a_request_goes_on_from_a_copy_of_anothers_last_block(name):
 
 def test_swaps_out_come_before_copies_and_these_before_swaps_in():
     stepper = Stepper(tiny_model("llama"), [[1]], page_size=4, num_host_blocks=2)
-    keys = stepper.storage.layer(0).keys
+    keys = stepper.storage.layers[0].keys
     keys[0], keys[1] = 5.0, 6.0
     stepper.runner.execute(
         ScheduledBatch(

@@ -54,7 +54,7 @@ def make_storage(
 
 
 def caches(storage: KVStorage, group: LayerGroup) -> list[LayerCache]:
-    return [storage.layer(layer.index) for layer in group.layers]
+    return [storage.layers[layer.index] for layer in group.layers]
 
 
 def fill(storage: KVStorage, group: LayerGroup, block: int, seed: int) -> None:
@@ -83,7 +83,7 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 def test_pages_have_the_shapes_of_their_layer(layers):
     storage = make_storage(layers)
     for layer in layers:
-        cache = storage.layer(layer.index)
+        cache = storage.layers[layer.index]
         shape = (NUM_BLOCKS, PAGE_SIZE, layer.num_kv_heads)
         assert cache.keys.shape == (*shape, layer.key_dim)
         assert cache.values.shape == (*shape, layer.value_dim)
@@ -91,7 +91,7 @@ def test_pages_have_the_shapes_of_their_layer(layers):
 
 def test_layers_at_the_same_place_of_two_groups_share_memory():
     storage = make_storage(TWO_GROUPS)
-    first, second, third, fourth = (storage.layer(index) for index in range(4))
+    first, second, third, fourth = (storage.layers[index] for index in range(4))
     assert first.keys.data_ptr() == second.keys.data_ptr()
     assert third.values.data_ptr() == fourth.values.data_ptr()
     assert first.keys.data_ptr() != third.keys.data_ptr()
@@ -101,7 +101,7 @@ def test_layers_at_the_same_place_of_two_groups_share_memory():
 def test_pages_of_one_shape_are_contiguous(layers):
     storage = make_storage(layers)
     for layer in layers:
-        cache = storage.layer(layer.index)
+        cache = storage.layers[layer.index]
         assert cache.keys.is_contiguous()
         assert cache.values.is_contiguous()
 
@@ -112,7 +112,7 @@ def test_the_memory_is_what_the_plan_counts(layers):
     memory = {
         pages.untyped_storage().data_ptr(): pages.untyped_storage().nbytes()
         for layer in layers
-        for pages in (storage.layer(layer.index).keys, storage.layer(layer.index).values)
+        for pages in (storage.layers[layer.index].keys, storage.layers[layer.index].values)
     }
     groups = group_layers(layers)
     assert sum(memory.values()) == NUM_BLOCKS * block_bytes(groups, PAGE_SIZE, itemsize=4)
@@ -134,7 +134,7 @@ def test_blocks_of_different_groups_do_not_touch_each_other(layers):
 def test_what_is_written_lands_in_its_slots(layers):
     storage = make_storage(layers)
     for layer in layers:
-        cache = storage.layer(layer.index)
+        cache = storage.layers[layer.index]
         for pages in (cache.keys, cache.values):
             pages[:] = 0.0
         keys, values = (
@@ -216,7 +216,7 @@ def test_swapped_blocks_come_back_bit_for_bit(layers, limit, monkeypatch):
 
 def test_swaps_keep_numbers_that_are_none():
     storage = make_storage(ONE_GROUP, num_host_blocks=1)
-    keys = storage.layer(0).keys
+    keys = storage.layers[0].keys
     bits = torch.tensor([0x7FC01234], dtype=torch.int32).view(torch.float32)
     keys[2] = bits
     storage.swap_out([BlockSwap(2, 0)])

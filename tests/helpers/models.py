@@ -104,6 +104,10 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2",
         _SIZES | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     ),
+    "smollm3": (
+        "SmolLM3",
+        _SIZES | {"no_rope_layers": [1, 0], "bos_token_id": 1, "eos_token_id": 2},
+    ),
     # The window reaches the model by its mask alone.
     "qwen2_moe": (
         "Qwen2Moe",

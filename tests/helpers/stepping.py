@@ -93,7 +93,7 @@ class Stepper:
     def poison(self, blocks: Sequence[int]) -> None:
         for group in self.groups:
             for layer in group.layers:
-                cache = self.storage.layer(layer.index)
+                cache = self.storage.layers[layer.index]
                 cache.keys[list(blocks)] = NAN
                 cache.values[list(blocks)] = NAN
 

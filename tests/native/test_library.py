@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cbgen.engine import native
+from cbgen.engine import native, native_decoder
 from cbgen.engine.model.packed import PackedWeight
 from cbgen.errors import UsageError
 
@@ -101,8 +101,11 @@ def test_a_library_of_another_version_is_a_reason(library, monkeypatch):
 
 def test_structures_are_as_large_as_in_c(library):
     c_library = ctypes.CDLL(str(native.LIBRARY))
-    assert c_library.cbgen_linear_bytes() == ctypes.sizeof(native._Linear)
+    assert c_library.cbgen_linear_bytes() == ctypes.sizeof(native.Linear)
     assert c_library.cbgen_attention_bytes() == ctypes.sizeof(native.Attention)
+    assert c_library.cbgen_decoder_layer_bytes() == ctypes.sizeof(native_decoder.DecoderLayer)
+    assert c_library.cbgen_decoder_bytes() == ctypes.sizeof(native_decoder.Decoder)
+    assert c_library.cbgen_step_bytes() == ctypes.sizeof(native_decoder.Step)
 
 
 def test_a_dtype_that_the_kernels_do_not_know_is_the_reason_against_them():

@@ -19,6 +19,8 @@ class AttentionCapabilities:
     page_multiple: int = 1
     """Page sizes must be a multiple of this."""
     graph_capturable: bool = False
+    serves_decoder: bool = False
+    """Whether decoder layers of the C++ kernels may attend in its place, with the same result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,34 @@ engines in one process do not meet.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from cbgen.engine.attention.base import LayerAttention
+from cbgen.engine.attention.base import LayerAttention, LayerCache
+from cbgen.engine.attention.metadata import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayers:
+    """Where the layers of an engine keep their keys and values; the same object in every step."""
+
+    caches: Mapping[int, LayerCache]
+    """By layer."""
+    group_of: Mapping[int, int]
+    """The group of a layer: an index of `PagedStep.attention`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """What whole decoder layers need to attend by themselves."""
+
+    layers: PagedLayers
+    attention: tuple[AttentionMetadata, ...]
+    """One entry for each layer group."""
 
 
 class ForwardContext(Protocol):
@@ -22,6 +43,8 @@ class ForwardContext(Protocol):
 
     positions: torch.Tensor
     """[T] int64: position of each token in its own request."""
+    paged: PagedStep | None
+    """For decoder layers of the C++ kernels; None where another backend must attend."""
 
     def attend(
         self,
@@ -50,6 +73,11 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
         yield
     finally:
         _current.context = previous
+
+
+def paged_step() -> PagedStep | None:
+    """Return the pages of the running step, if decoder layers may attend by themselves."""
+    return None if _current.context is None else _current.context.paged
 
 
 def current_context() -> ForwardContext:

@@ -21,7 +21,7 @@ class CpuBackend:
     """CPU only; any page size, head size and span, softcap and sinks."""
 
     name = "cpu"
-    capabilities = AttentionCapabilities(softcap=True, sinks=True)
+    capabilities = AttentionCapabilities(softcap=True, sinks=True, serves_decoder=True)
 
     def __init__(self) -> None:
         kernels = native.kernels()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cbgen.engine.model.arena import Arena
-from cbgen.engine.native import PANEL, Kernels
+from cbgen.engine.native import FORMATS, PANEL, Kernels, Linear
 
 _UNPACK_ROWS = 4096
 
@@ -77,6 +77,16 @@ class PackedWeight:
         output = torch.empty(flat.shape[0], self.columns)
         self.kernels.linear(flat, self.panels, bias=bias, output=output)
         return output.to(rows.dtype).view(*rows.shape[:-1], self.columns)
+
+    def argument(self, bias: torch.Tensor | None) -> Linear:
+        """Return this weight as the library takes it, without rows, input and output."""
+        return Linear(
+            weights=self.panels.data_ptr(),
+            depth=self.depth,
+            columns=self.columns,
+            bias=None if bias is None else bias.data_ptr(),
+            format=FORMATS[self.panels.dtype],
+        )
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return rows of the weight: [*indices.shape, depth] float32.
@@ -201,6 +211,11 @@ class FusedLinear(PackedLinear):
     def join(self, product: FusedProduct, index: int) -> None:
         """Make this layer the part of that number of a product."""
         self._fused = (product, index)
+
+    @property
+    def product(self) -> FusedProduct | None:
+        """The product that this layer is part of."""
+        return None if self._fused is None else self._fused[0]
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return [..., columns] of [..., depth]."""

@@ -15,7 +15,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cbgen.engine.attention.base import LayerAttention
-from cbgen.engine.attention.context import forward_context
+from cbgen.engine.attention.context import PagedStep, forward_context
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
@@ -37,6 +37,7 @@ class _Recorder:
 
     def __init__(self, config: PretrainedConfig, positions: torch.Tensor) -> None:
         self.positions = positions
+        self.paged: PagedStep | None = None
         self._config = config
         self.layers: dict[int, LayerFacts] = {}
         self.repeated: set[int] = set()

@@ -1,0 +1,172 @@
+"""Recognizes the decoder layers of Llama-like models and describes them to the C++ kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from cbgen.engine.model.packed import FusedLinear, PackedLinear, num_panels
+from cbgen.engine.native import PANEL
+from cbgen.engine.native_decoder import Decoder, DecoderLayer, Product
+
+_PREFIXES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "smollm3": "SmolLM3",
+}
+"""Names of transformers' modules -> how their classes begin.
+
+Layers of these models are: norm, attention with rotary positions, norm, gated feed-forward with
+SiLU; each half is added to what came in."""
+
+_SILU = ("SiLU", "SiLUActivation")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderDescription:
+    """Decoder layers as the library takes them; the modules keep the memory that it points to."""
+
+    decoder: Decoder
+    layers: ctypes.Array[DecoderLayer]
+    layer_indices: tuple[int, ...]
+
+
+def find_layers(model: PreTrainedModel) -> nn.ModuleList | None:
+    """Return the list of decoder layers of a model that the kernels can run; None if they cannot.
+
+    Every module is recognized by its very class, and every linear layer must be a packed one.
+    """
+    owner = model.get_decoder()
+    layers = getattr(owner, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or not len(layers):
+        return None
+    if not all(_is_known(layer) for layer in layers):
+        return None
+    return layers if len({_geometry(layer) for layer in layers}) == 1 else None
+
+
+def describe(layers: nn.ModuleList) -> DecoderDescription:
+    """Describe layers that `find_layers` has found; their caches and groups are still to be set."""
+    described = (DecoderLayer * len(layers))()
+    for layer, place in zip(layers, described, strict=True):
+        _describe_layer(layer, place)
+    first: Any = layers[0]
+    attention, mlp = first.self_attn, first.mlp
+    query, key, value = _offsets([attention.q_proj, attention.k_proj, attention.v_proj])
+    _, up = _offsets([mlp.gate_proj, mlp.up_proj])
+    head_dim = int(attention.head_dim)
+    intermediate_size = mlp.down_proj.packed.depth
+    decoder = Decoder(
+        layers=described,
+        num_layers=len(layers),
+        hidden_size=attention.o_proj.packed.columns,
+        heads=attention.q_proj.packed.columns // head_dim,
+        kv_heads=attention.k_proj.packed.columns // head_dim,
+        head_dim=head_dim,
+        query_offset=query,
+        key_offset=key,
+        value_offset=value,
+        heads_width=value + attention.v_proj.packed.columns,
+        intermediate_size=intermediate_size,
+        up_offset=up,
+        gates_width=up + intermediate_size,
+        epsilon=first.input_layernorm.variance_epsilon,
+    )
+    return DecoderDescription(decoder, described, layer_indices(layers))
+
+
+def layer_indices(layers: nn.ModuleList) -> tuple[int, ...]:
+    """Return the numbers by which the attention of these layers calls itself."""
+    found: Any = layers
+    return tuple(int(layer.self_attn.layer_idx) for layer in found)
+
+
+def _describe_layer(layer: Any, place: DecoderLayer) -> None:  # noqa: ANN401  a model's own class
+    attention, mlp = layer.self_attn, layer.mlp
+    place.attention_norm = layer.input_layernorm.weight.data_ptr()
+    place.mlp_norm = layer.post_attention_layernorm.weight.data_ptr()
+    if hasattr(attention, "q_norm"):
+        place.query_norm = attention.q_norm.weight.data_ptr()
+        place.key_norm = attention.k_norm.weight.data_ptr()
+    place.query_key_value = _product([attention.q_proj, attention.k_proj, attention.v_proj])
+    place.output = _product([attention.o_proj])
+    place.gate_up = _product([mlp.gate_proj, mlp.up_proj])
+    place.down = _product([mlp.down_proj])
+    place.rotary_dim = attention.head_dim if getattr(attention, "use_rope", True) else 0
+    place.scaling = attention.scaling
+
+
+def _product(linears: Sequence[PackedLinear]) -> Product:
+    """Return linear layers of one input as one product, packed together or not."""
+    product = Product()
+    whole = linears[0].product if isinstance(linears[0], FusedLinear) else None
+    if whole is not None:
+        product.count = 1
+        product.parts[0] = whole.packed.argument(whole.bias)
+        return product
+    product.count = len(linears)
+    for index, (linear, offset) in enumerate(zip(linears, _offsets(linears), strict=True)):
+        product.offsets[index] = offset
+        product.parts[index] = linear.packed.argument(linear.bias)
+    return product
+
+
+def _offsets(linears: Sequence[PackedLinear]) -> list[int]:
+    """Return the first column of each layer's output, side by side: as a fused product has them."""
+    offsets = [0]
+    for linear in linears[:-1]:
+        offsets.append(offsets[-1] + num_panels(linear.packed.columns) * PANEL)
+    return offsets
+
+
+def _is_known(layer: Any) -> bool:  # noqa: ANN401  a model's own class
+    home = type(layer).__module__
+    name = home.rpartition(".")[2].removeprefix("modeling_")
+    prefix = _PREFIXES.get(name)
+    if prefix is None or home != f"transformers.models.{name}.modeling_{name}":
+        return False
+
+    def is_own(module: object, kind: str) -> bool:
+        return type(module).__module__ == home and type(module).__name__ == prefix + kind
+
+    if not (
+        is_own(layer, "DecoderLayer")
+        and is_own(layer.self_attn, "Attention")
+        and is_own(layer.mlp, "MLP")
+    ):
+        return False
+    attention = layer.self_attn
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    if hasattr(attention, "q_norm"):
+        norms += [attention.q_norm, attention.k_norm]
+    return (
+        all(is_own(norm, "RMSNorm") and _is_plain(norm.weight) for norm in norms)
+        and len({norm.variance_epsilon for norm in norms}) == 1
+        and all(isinstance(linear, PackedLinear) for linear in _linears(layer))
+        and type(layer.mlp.act_fn).__name__ in _SILU
+    )
+
+
+def _is_plain(weight: torch.Tensor) -> bool:
+    return weight.dtype == torch.float32 and weight.is_contiguous() and weight.device.type == "cpu"
+
+
+def _geometry(layer: Any) -> tuple[int | float, ...]:  # noqa: ANN401  a model's own class
+    sizes = [size for each in _linears(layer) for size in (each.packed.columns, each.packed.depth)]
+    return (layer.self_attn.head_dim, layer.input_layernorm.variance_epsilon, *sizes)
+
+
+def _linears(layer: Any) -> list[Any]:  # noqa: ANN401  a model's own class
+    attention, mlp = layer.self_attn, layer.mlp
+    return [
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+    ]
