@@ -32,6 +32,7 @@ SHARED_SOURCES = {
     "cbgen/csrc/decoder_tasks.cpp": [],
     "cbgen/csrc/kernels_portable.cpp": [],
     "cbgen/csrc/linear_tasks.cpp": [],
+    "cbgen/csrc/parallel.cpp": [],
 }
 X86_SOURCES = {
     "cbgen/csrc/kernels_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],

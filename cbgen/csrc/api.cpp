@@ -42,8 +42,6 @@ std::atomic<const CbgenKernels*> selected{best()};
 
 }  // namespace
 
-std::atomic<RunParallel> run_parallel{nullptr};
-
 const CbgenKernels& current_kernels() { return *selected.load(std::memory_order_relaxed); }
 
 // Changes with the functions and structures of this interface.

@@ -211,5 +211,6 @@ CBGEN_API int32_t cbgen_decoder_bytes() { return sizeof(CbgenDecoder); }
 CBGEN_API int32_t cbgen_step_bytes() { return sizeof(CbgenStep); }
 
 CBGEN_API void cbgen_decode(const CbgenDecoder* decoder, const CbgenStep* step, int64_t threads) {
-  if (step->tokens > 0) Step(*decoder, *step, threads).run();
+  if (step->tokens == 0) return;
+  Team::run(threads, [&] { Step(*decoder, *step, threads).run(); });
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels.h"
@@ -26,26 +27,79 @@ const CbgenKernels& current_kernels();
 void run_linear(const CbgenLinear& linear, int64_t threads);
 void run_attention(const CbgenAttention& attention, int64_t threads);
 
-// Runs task(i, thread) for every i below `count` on at most `threads` threads, each of which takes
-// the next one when it is done; `thread` counts them.
+// Some tasks, of which each thread takes the next one when it is done.
+struct SharedTasks {
+  void (*call)(const void* task, int64_t i, int64_t thread);
+  const void* task;
+  int64_t count;
+  std::atomic<int64_t> next{0};
+
+  void take(int64_t thread) {
+    int64_t i;
+    while ((i = next.fetch_add(1, std::memory_order_relaxed)) < count) call(task, i, thread);
+  }
+};
+
+// Threads that stay together over many calls of for_each: they watch for the next tasks instead of
+// being woken, which takes longer than most of the tasks of a decoding step.
+class Team {
+ public:
+  // Calls function() on this thread, whose for_each then run on all threads of the team.
+  template <class Function>
+  static void run(int64_t threads, const Function& function) {
+    if (threads <= 1 || run_parallel.load(std::memory_order_relaxed) == nullptr) return function();
+    const auto call = [](const void* f) { (*static_cast<const Function*>(f))(); };
+    Team(call, &function).run_on(threads);
+  }
+
+  // The team that this thread leads, or null.
+  static Team* current();
+
+  // Runs the tasks on all threads of the team that are there; the leader alone calls it.
+  void share(SharedTasks& tasks);
+
+ private:
+  using Call = void (*)(const void* function);
+
+  Team(Call call, const void* function) : call_(call), function_(function) {}
+
+  void run_on(int64_t threads);
+  void lead();
+  void follow();
+
+  static constexpr size_t LINE = 64;  // of a cache: what threads wait for lies apart
+
+  const Call call_;
+  const void* const function_;
+  const void* leader_ = nullptr;  // what only the leader's thread has at this address
+  alignas(LINE) std::atomic<int64_t> next_thread_{1};
+  // Counts the tasks that were shared; negative at the end.
+  alignas(LINE) std::atomic<int64_t> round_{0};
+  // Those of the round; null as soon as the leader finds none left.
+  alignas(LINE) std::atomic<SharedTasks*> tasks_{nullptr};
+  alignas(LINE) std::atomic<int64_t> busy_{0};  // followers that may use `tasks_`
+};
+
+// Runs task(i, thread) for every i below `count` on at most `threads` threads; `thread` counts them.
 template <class Task>
 void for_each(int64_t count, int64_t threads, const Task& task) {
   const RunParallel run = run_parallel.load(std::memory_order_relaxed);
-  threads = std::min(threads, count);
-  if (threads <= 1 || run == nullptr) {
+  if (std::min(threads, count) <= 1 || run == nullptr) {
     for (int64_t i = 0; i < count; i++) task(i, int64_t{0});
     return;
   }
-  struct Shared {
-    const Task& task;
-    int64_t count;
-    std::atomic<int64_t> next{0}, next_thread{0};
-  } shared{task, count};
-  const auto take_tasks = [](void* data) {
-    Shared& s = *static_cast<Shared*>(data);
-    const int64_t thread = s.next_thread.fetch_add(1, std::memory_order_relaxed);
-    int64_t i;
-    while ((i = s.next.fetch_add(1, std::memory_order_relaxed)) < s.count) s.task(i, thread);
+  const auto call = [](const void* t, int64_t i, int64_t thread) {
+    (*static_cast<const Task*>(t))(i, thread);
   };
-  run(take_tasks, &shared, static_cast<unsigned>(threads), 0);
+  SharedTasks tasks{call, &task, count};
+  if (Team* team = Team::current()) return team->share(tasks);
+  struct Shared {
+    SharedTasks& tasks;
+    std::atomic<int64_t> next_thread{0};
+  } shared{tasks};
+  const auto take = [](void* data) {
+    Shared& s = *static_cast<Shared*>(data);
+    s.tasks.take(s.next_thread.fetch_add(1, std::memory_order_relaxed));
+  };
+  run(take, &shared, static_cast<unsigned>(std::min(threads, count)), 0);
 }
