@@ -193,8 +193,7 @@ void head_and_tile(const Work& w, int64_t head, int64_t position, const float* c
   }
 }
 
-void attend_tile(const Work& w, const Tile& tile, const Tile& next) {
-  Ahead ahead(next, w.task.num_heads);
+void attend_tile(const Work& w, const Tile& tile, Ahead& ahead) {
   const float* keys[TILE];
   const float* values[TILE];
   for (int64_t head = 0; head < w.task.num_heads; head++) {
@@ -268,38 +267,20 @@ void end_segment(const Work& w, int64_t number) {
   }
 }
 
-// The first key that a task reads.
-inline int64_t task_begin(const CbgenAttention& a, const CbgenAttentionTask& task) {
-  return larger(task.first_segment * CBGEN_SEGMENT,
-                Work::first_key_of(a, Work::position_of(a, task)));
-}
-
-inline int64_t task_end(const CbgenAttention& a, const CbgenAttentionTask& task) {
-  return smaller((task.first_segment + task.num_segments) * CBGEN_SEGMENT,
-                 Work::position_of(a, task) + task.num_tokens);
-}
-
 void attend(const CbgenAttention& a, const CbgenAttentionTask& task, const CbgenAttentionTask* next,
             float* scratch) {
   const Work w(a, task, scratch);
   load_query(w);
   for (int64_t d = 0; d < w.key_dim; d++) w.s.zeros[d] = 0;
   const int64_t last = task_end(a, task);
-  Tile tiles[2];
-  tiles[0].find(a, task, task_begin(a, task), last);
+  Ahead ahead(a, task, next);
+  Tile tile;
   start_segment(w);
-  for (int64_t i = 0;; i++) {
-    const Tile& tile = tiles[i % 2];
-    Tile& ahead = tiles[(i + 1) % 2];
-    const int64_t position = tile.position + TILE;
-    if (position < last) {
-      ahead.find(a, task, position, last);
-    } else if (next != nullptr) {
-      ahead.find(a, *next, task_begin(a, *next), task_end(a, *next));
-    } else {
-      ahead.begin = ahead.end = 0;
-    }
+  for (int64_t position = task_begin(a, task);;) {
+    tile.find(a, task, position, last);
     attend_tile(w, tile, ahead);
+    ahead.allow_tile();
+    position = tile.position + TILE;
     if (position % CBGEN_SEGMENT == 0 || position >= last) {
       end_segment(w, (position - 1) / CBGEN_SEGMENT - task.first_segment);
       if (position >= last) break;

@@ -88,51 +88,96 @@ struct Tile {
   }
 };
 
-// Fetches a tile while another one is computed: token by token and line by line, in the order of
-// addresses, which the processor's own prefetching follows and then runs ahead.
-struct Ahead {
-  const Tile* tile;
-  int64_t key_bytes, value_bytes;  // of one token under all heads of the task
-  int64_t place;
-  const char* line;
-  const char* line_end;
-  bool is_at_values;
+// The first key that a task reads.
+inline int64_t task_begin(const CbgenAttention& a, const CbgenAttentionTask& task) {
+  return larger(task.first_segment * CBGEN_SEGMENT,
+                Work::first_key_of(a, Work::position_of(a, task)));
+}
 
-  Ahead(const Tile& t, int64_t num_heads)
-      : tile(&t),
-        key_bytes((num_heads - 1) * t.key_pages.head_stride + t.key_pages.bytes),
-        value_bytes((num_heads - 1) * t.value_pages.head_stride + t.value_pages.bytes),
-        place(t.begin),
-        is_at_values(false) {
-    aim();
-  }
+inline int64_t task_end(const CbgenAttention& a, const CbgenAttentionTask& task) {
+  return smaller((task.first_segment + task.num_segments) * CBGEN_SEGMENT,
+                 Work::position_of(a, task) + task.num_tokens);
+}
 
-  void aim() {
-    if (place < tile->end) {
-      line = is_at_values ? tile->values[place] : tile->keys[place];
-      line_end = line + (is_at_values ? value_bytes : key_bytes);
-    } else {
-      line = line_end = nullptr;
-    }
+// Fetches the tiles behind the one that is computed, to the end of the task and into the next one:
+// token by token and line by line, in the order of addresses, which the processor's own prefetching
+// follows and then runs ahead. Some tiles hold few keys, so it may run more than one tile ahead.
+class Ahead {
+ public:
+  // Begins behind the first tile of a task.
+  Ahead(const CbgenAttention& a, const CbgenAttentionTask& task, const CbgenAttentionTask* next)
+      : a_(a), task_(&task), next_(next), last_(task_end(a, task)) {
+    position_ = task_begin(a, task) / TILE * TILE + TILE;
+    aim_at_tile();
   }
 
   // Asks for the next few lines.
   void step() {
     for (int i = 0; i < LINES_A_STEP; i++) {
-      if (line >= line_end) {
-        if (line == nullptr) return;
-        place++;
-        if (place >= tile->end && !is_at_values) {
-          is_at_values = true;
-          place = tile->begin;
-        }
-        aim();
-        if (line == nullptr) return;
-      }
-      __builtin_prefetch(line, 0, 2);
-      line += 64;
+      if (line_ >= line_end_ && !aim()) return;
+      __builtin_prefetch(line_, 0, 2);
+      line_ += 64;
     }
   }
+
+  // Says that a tile has been computed.
+  void allow_tile() {
+    tiles_left_++;
+    if (line_ == nullptr) aim_at_tile();
+  }
+
+ private:
+  // Goes to the next token, to the values behind the keys, to the next tile; false if there is none.
+  bool aim() {
+    if (line_ == nullptr) return false;
+    if (++place_ >= tile_.end) {
+      if (is_at_values_) return aim_at_tile();
+      is_at_values_ = true;
+      place_ = tile_.begin;
+    }
+    aim_at_token();
+    return true;
+  }
+
+  void aim_at_token() {
+    line_ = is_at_values_ ? tile_.values[place_] : tile_.keys[place_];
+    line_end_ = line_ + (is_at_values_ ? value_bytes_ : key_bytes_);
+  }
+
+  bool aim_at_tile() {
+    line_ = line_end_ = nullptr;
+    if (tiles_left_ == 0) return false;
+    if (position_ >= last_) {
+      if (next_ == nullptr) return false;
+      task_ = next_;
+      next_ = nullptr;
+      position_ = task_begin(a_, *task_);
+      last_ = task_end(a_, *task_);
+    }
+    tile_.find(a_, *task_, position_, last_);
+    position_ = tile_.position + TILE;
+    tiles_left_--;
+    const int64_t more_heads = task_->num_heads - 1;
+    key_bytes_ = more_heads * tile_.key_pages.head_stride + tile_.key_pages.bytes;
+    value_bytes_ = more_heads * tile_.value_pages.head_stride + tile_.value_pages.bytes;
+    is_at_values_ = false;
+    place_ = tile_.begin;
+    aim_at_token();
+    return true;
+  }
+
+  const CbgenAttention& a_;
+  const CbgenAttentionTask* task_;
+  const CbgenAttentionTask* next_;
+  int64_t position_;  // of the tile behind `tile_`
+  int64_t last_;      // end of the task
+  int64_t tiles_left_ = TILES_AHEAD;  // that may be begun
+  Tile tile_;
+  int64_t key_bytes_, value_bytes_;  // of one token under all heads of the task
+  int64_t place_;
+  const char* line_ = nullptr;
+  const char* line_end_ = nullptr;
+  bool is_at_values_ = false;
 };
 
 // float32 keys (or values) of the padded size: where they are, or copied. Those that are read more

@@ -9,6 +9,7 @@ namespace {
 constexpr int TILE = CBGEN_TILE;
 constexpr int LANES = 16;  // partial sums of a denominator: key i goes to sum i mod 16
 constexpr int LINES_A_STEP = 4;  // of memory, fetched ahead with each step of an inner loop
+constexpr int TILES_AHEAD = 2;   // of the one that is computed, as far as memory is fetched
 constexpr int MAX_GROUP = 6;  // rows of a register block
 constexpr float LOWEST = -3e38f;  // a maximum before the first key, finite so that differences are
 constexpr float LOG2_E = 1.44269504f;

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <vector>
 
 #include "decoder_tasks.h"
 #include "kernels.h"
@@ -69,14 +71,56 @@ class Step {
     for (int64_t i = 0; i < d_.num_layers; i++) {
       const CbgenDecoderLayer& layer = d_.layers[i];
       for_row_blocks([&](int64_t first, int64_t last) { before_attention(layer, first, last); });
+      if (i + 1 == d_.num_layers) keep_wanted();
       attend(layer);
       for_row_blocks([&](int64_t first, int64_t last) { after_attention(layer, first, last); });
       has_addend_ = true;
     }
     norm(nullptr, 0, s_.tokens);
+    give_wanted_back();
   }
 
  private:
+  // Leaves the rows that are wanted alone: behind the last keys and values the others serve nobody.
+  // They must be the last ones of their requests, as attention takes queries to be.
+  void keep_wanted() {
+    if (s_.wanted == nullptr || s_.num_wanted == s_.tokens) return;
+    std::vector<int64_t> starts{0};
+    int64_t count = 0;
+    for (int64_t r = 0; r < s_.requests; r++) {
+      const int64_t end = s_.query_starts[r + 1];
+      const int64_t first = count;
+      while (count < s_.num_wanted && s_.wanted[count] < end) count++;
+      for (int64_t i = first; i < count; i++) {
+        if (s_.wanted[i] != end - count + i) return;
+      }
+      starts.push_back(count);
+    }
+    if (count != s_.num_wanted) return;
+    query_starts_.swap(starts);
+    wanted_hidden_.resize(count * d_.hidden_size);
+    const int64_t queries = attended_size_;
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t row = s_.wanted[i];
+      std::memcpy(&wanted_hidden_[i * d_.hidden_size], s_.hidden + row * d_.hidden_size,
+                  d_.hidden_size * sizeof(float));
+      std::memmove(heads_ + i * heads_stride_ + d_.query_offset,
+                   heads_ + row * heads_stride_ + d_.query_offset, queries * sizeof(float));
+    }
+    all_hidden_ = s_.hidden;
+    s_.hidden = wanted_hidden_.data();
+    s_.tokens = count;
+    s_.query_starts = query_starts_.data();
+  }
+
+  void give_wanted_back() {
+    if (all_hidden_ == nullptr) return;
+    for (int64_t i = 0; i < s_.tokens; i++) {
+      std::memcpy(all_hidden_ + s_.wanted[i] * d_.hidden_size, s_.hidden + i * d_.hidden_size,
+                  d_.hidden_size * sizeof(float));
+    }
+  }
+
   template <class Function>
   void for_row_blocks(const Function& function) {
     const int64_t blocks = (s_.tokens + ROW_BLOCK - 1) / ROW_BLOCK;
@@ -196,9 +240,12 @@ class Step {
   }
 
   const CbgenDecoder& d_;
-  const CbgenStep& s_;
+  CbgenStep s_;
   const int64_t threads_;
   Clock clock_;
+  std::vector<float> wanted_hidden_;
+  std::vector<int64_t> query_starts_;  // of the rows that are wanted
+  float* all_hidden_ = nullptr;        // once they are apart
   bool has_addend_ = false;  // whether `addend_` is still to be added to the hidden states
   int64_t normed_stride_, heads_stride_, attended_size_, gates_stride_;
   float *addend_, *heads_, *attended_, *normed_, *gates_;

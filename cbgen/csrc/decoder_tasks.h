@@ -53,7 +53,7 @@ struct CbgenStepGroup {
 };
 
 struct CbgenStep {
-  float* hidden;  // [tokens][hidden_size], before and after
+  float* hidden;  // [tokens][hidden_size], before and after; rows that are not wanted hold anything
   int64_t tokens;
   const float* cos;  // [tokens][rotary_dim]
   const float* sin;
@@ -61,6 +61,8 @@ struct CbgenStep {
   const int64_t* key_lens;      // [requests]
   int64_t requests;
   const CbgenStepGroup* groups;
+  const int64_t* wanted;  // [num_wanted] rows of `hidden` that somebody reads, ascending; null = all
+  int64_t num_wanted;
   double* seconds;  // [CBGEN_PARTS], added to
 };
 

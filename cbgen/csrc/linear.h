@@ -71,7 +71,7 @@ inline void block(const float* input, int64_t input_stride, const Columns& colum
     vf w_low[NUM_UNITS], w_high[NUM_UNITS];
     for (int u = 0; u < NUM_UNITS; u++) {
       Format::widen(weights[u], columns.unit[u], w_low[u], w_high[u]);
-      __builtin_prefetch(weights[u] + 1024);
+      __builtin_prefetch(weights[u] + 2048);
       weights[u] += CBGEN_PANEL * Format::size;
     }
     for (int r = 0; r < ROWS; r++) {

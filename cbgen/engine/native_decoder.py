@@ -107,5 +107,7 @@ class Step(ctypes.Structure):
         ("key_lens", ctypes.c_void_p),
         ("requests", ctypes.c_int64),
         ("groups", ctypes.POINTER(StepGroup)),
+        ("wanted", ctypes.c_void_p),
+        ("num_wanted", ctypes.c_int64),
         ("seconds", ctypes.c_void_p),
     )

@@ -47,8 +47,11 @@ class Stepper:
         num_blocks: int = 64,
         num_host_blocks: int = 0,
         seed: int = 0,
+        most_logits: int | None = None,
     ) -> None:
         self.model = model
+        self.most_logits = most_logits
+        """Logits that a step asks for in each row, of its last tokens; None = of all."""
         self.sequences = sequences
         self.page_size = page_size
         self.groups: tuple[LayerGroup, ...] = group_layers(probe_model(model).layers)
@@ -116,6 +119,8 @@ class Stepper:
     ) -> dict[int, torch.Tensor]:
         """Run `counts[row]` tokens of each row; return row -> logits [tokens, vocab]."""
         admitted, new_blocks, requests = [], [], []
+        most = max(counts.values()) if self.most_logits is None else self.most_logits
+        num_logits = {row: min(count, most) for row, count in counts.items()}
         for row, count in counts.items():
             start = self.computed[row]
             if start == 0:
@@ -125,7 +130,9 @@ class Stepper:
                 stop = -(-(start + count) // self.page_size)
                 for logical, block in self.advance(self.tables[row][number], first, stop):
                     new_blocks.append(NewBlocks(row, number, logical, (block,)))
-            requests.append(ScheduledRequest(row, 1, str(row), start, count, num_logits=count))
+            requests.append(
+                ScheduledRequest(row, 1, str(row), start, count, num_logits=num_logits[row])
+            )
             self.computed[row] += count
         self.runner.execute(
             ScheduledBatch(
@@ -139,7 +146,7 @@ class Stepper:
                 num_tokens=sum(counts.values()),
             )
         )
-        return dict(zip(counts, self.logits.split(list(counts.values())), strict=True))
+        return dict(zip(counts, self.logits.split(list(num_logits.values())), strict=True))
 
     def run(self, choose: random.Random, most_tokens: int) -> list[torch.Tensor]:
         """Run all sequences to their ends in random pieces; return the logits of each."""

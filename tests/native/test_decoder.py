@@ -179,3 +179,25 @@ def test_two_engines_may_use_one_fused_model_in_turns(library: Kernels):
         assert all(
             torch.equal(torch.cat(row), logits) for row, logits in zip(rows, wanted, strict=True)
         )
+
+
+@pytest.mark.parametrize("name", FUSED_MODELS)
+def test_the_last_layer_answers_the_tokens_whose_logits_are_wanted(kernels: Kernels, name):
+    model = fused_model(name, kernels)
+    wanted = logits_by_steps(model, 1)
+    stepper = Stepper(model, sequences(model), attention="cpu", most_logits=1)
+    for start in range(0, max(LENGTHS), 9):
+        counts = {
+            row: min(9, length - start) for row, length in enumerate(LENGTHS) if length > start
+        }
+        for row, logits in stepper.step(counts).items():
+            assert torch.equal(logits, wanted[row][start + counts[row] - 1][None])
+
+
+def test_a_step_without_logits_writes_keys_and_values_all_the_same(library: Kernels):
+    model = fused_model("llama", library)
+    wanted = logits_by_steps(model, 1)
+    stepper = Stepper(model, sequences(model), attention="cpu", most_logits=0)
+    stepper.step({2: 30})
+    stepper.most_logits = None
+    assert torch.equal(stepper.step({2: 7})[2], wanted[2][30:])

@@ -41,7 +41,7 @@ class FusedDecoder(nn.Module):
         attention_mask: torch.Tensor | None = None,
         **options: object,
     ) -> torch.Tensor:
-        """Return [1, T, hidden size] of [1, T, hidden size].
+        """Return [1, T, hidden size] of [1, T, hidden size]; any values where no logits are wanted.
 
         Args:
             hidden_states: float32.
@@ -90,7 +90,7 @@ class FusedDecoder(nn.Module):
 
     def _run(self, hidden: torch.Tensor, rotary: Sequence[torch.Tensor], step: PagedStep) -> None:
         """Run all layers over hidden states [T, hidden size], in place."""
-        first = step.attention[0]
+        first, wanted = step.attention[0], step.logit_indices
         # Arrays must live until the call: the arguments hold addresses alone.
         groups = (StepGroup * len(step.attention))(*map(_group, step.attention))
         lists = (*first.query_starts, *first.key_lens)
@@ -106,6 +106,8 @@ class FusedDecoder(nn.Module):
             key_lens=address + len(first.query_starts) * ctypes.sizeof(ctypes.c_int64),
             requests=first.num_requests,
             groups=groups,
+            wanted=None if wanted is None else wanted.data_ptr(),
+            num_wanted=0 if wanted is None else len(wanted),
             seconds=ctypes.addressof(self._seconds),
         )
         self._kernels.decode(self._description.decoder, arguments)

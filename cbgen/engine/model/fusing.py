@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 _SEQUENCES = ((1, 0, 1), (0, 1))
 _PAGE_SIZE = 2
-_TOLERANCE = 1e-5
-"""Share of the largest logit by which fusing may change one; rounding makes far less."""
+_TOLERANCE = 2e-3
+"""Share of the largest logit by which fusing may change one. Rounding changes those of models with
+very large activations by 1e-4 of it, a wrong layer by a tenth."""
 
 
 def fuse_decoder(model: PreTrainedModel, kernels: Kernels) -> bool:
