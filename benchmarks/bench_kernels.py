@@ -83,6 +83,32 @@ def test_products(shape):
         )
 
 
+@pytest.mark.parametrize("name", ["avx512vnni", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_int8_products(shape, name):
+    """Speed counts as that of float32: two operations for each weight and row."""
+    if name not in kernels().instruction_sets():
+        pytest.skip(f"this machine lacks {name}")
+    depth, columns = shape
+    weight = torch.randn(columns, depth).bfloat16()
+    count = max(1, COLD_BYTES // weight.numel())
+    arena = Arena()
+    copies = {
+        dtype: [PackedWeight.pack(weight, kernels(), dtype, arena) for _ in range(count)]
+        for dtype in (torch.int8, torch.bfloat16)
+    }
+    print(f"\n{depth} x {columns}, {name}; int8 / bfloat16 weights in GFLOP/s:")
+    with kernels().using(name):
+        for num_rows in ROWS:
+            rows = torch.randn(num_rows, depth)
+            flops = 2 * num_rows * depth * columns / 1e9
+            rates = [
+                flops / best_seconds(lambda i, rows=rows, of=of: of[i % count].multiply(rows), 0.1)
+                for of in copies.values()
+            ]
+            print(f"  {num_rows:5d} rows: {rates[0]:6.0f} / {rates[1]:6.0f}")
+
+
 ATTENTION = (
     # requests x (cached, new) tokens, heads, key heads, head size
     (32, 160, 1, 9, 3, 64),
