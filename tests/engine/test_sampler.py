@@ -293,3 +293,17 @@ def test_the_log_probability_of_a_sure_token_is_zero():
     logits = torch.tensor([[100.0, -100.0]])
     assert token_logprobs(logits, torch.tensor([0])).item() == 0.0
     assert math.isclose(token_logprobs(logits, torch.tensor([1])).item(), -200.0)
+
+
+@pytest.mark.parametrize("vocab", [1, 127, 128, 129, 300, 512])
+def test_the_best_token_is_the_first_of_the_largest_logits(vocab):
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randint(-3, 3, (200, vocab), generator=generator).float()
+    logits[::7, -1] = float("nan")
+    logits[::11, 0] = float("nan")
+    logits[::5, vocab // 2] = float("inf")
+    logits[3] = float("-inf")
+    wanted = logits.max(dim=-1)
+    token_ids, is_finite = sample(logits, make_rows(*[{"temperature": 0.0}] * 200))
+    assert torch.equal(is_finite, wanted.values.isfinite())
+    assert torch.equal(token_ids[is_finite], wanted.indices[is_finite])
