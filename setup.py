@@ -34,11 +34,13 @@ SHARED_SOURCES = {
     "cbgen/csrc/linear_tasks.cpp": [],
     "cbgen/csrc/parallel.cpp": [],
 }
+AVX512_FLAGS = [
+    *["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]
+]
 X86_SOURCES = {
     "cbgen/csrc/kernels_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
-    "cbgen/csrc/kernels_avx512.cpp": [
-        *["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]
-    ],
+    "cbgen/csrc/kernels_avx512.cpp": AVX512_FLAGS,
+    "cbgen/csrc/kernels_avx512vnni.cpp": [*AVX512_FLAGS, "-mavx512vnni"],
 }
 HEADERS = [
     "attention.h",
@@ -46,11 +48,14 @@ HEADERS = [
     "attention_work.h",
     "decoder.h",
     "decoder_tasks.h",
+    "int8.h",
+    "int8_packing.h",
     "kernels.h",
     "linear.h",
     "memory.h",
     "packing.h",
     "parallel.h",
+    "peak.h",
     "vector.h",
 ]
 

@@ -81,6 +81,11 @@ def table_lines(summary: Mapping[str, Any]) -> list[str]:
     for name in _PARTS:
         spent = parts[f"{name}_seconds"]
         rows.append((f"  {name}", _seconds(spent), percent(spent / total)))
+        if name == "execute":
+            rows += [
+                (f"    {key.removesuffix('_seconds')}", _seconds(value), percent(value / total))
+                for key, value in summary["forward"].items()
+            ]
     if bound is None:
         rows.append(("roofline", "-", "not computed for mixtures of experts"))
     else:

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "int8_packing.h"
 #include "kernels.h"
 #include "packing.h"
 #include "parallel.h"
@@ -15,6 +16,9 @@ namespace {
 
 bool is_supported(const CbgenKernels* kernels) {
 #if defined(__x86_64__)
+  if (kernels == &cbgen_avx512vnni) {
+    return is_supported(&cbgen_avx512) && __builtin_cpu_supports("avx512vnni");
+  }
   if (kernels == &cbgen_avx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -28,6 +32,7 @@ bool is_supported(const CbgenKernels* kernels) {
 
 const CbgenKernels* const ALL[] = {
 #if defined(__x86_64__)
+    &cbgen_avx512vnni,
     &cbgen_avx512,
     &cbgen_avx2,
 #endif
@@ -45,7 +50,7 @@ std::atomic<const CbgenKernels*> selected{best()};
 const CbgenKernels& current_kernels() { return *selected.load(std::memory_order_relaxed); }
 
 // Changes with the functions and structures of this interface.
-CBGEN_API int32_t cbgen_interface() { return 1; }
+CBGEN_API int32_t cbgen_interface() { return 2; }
 
 // Gives the library its threads: the address of GOMP_parallel in the OpenMP runtime of the process.
 CBGEN_API void cbgen_use_threads(RunParallel run) { run_parallel.store(run); }
@@ -118,13 +123,46 @@ CBGEN_API void cbgen_pack(const void* data, int32_t format, int64_t rows, int64_
   });
 }
 
+// Rounds a matrix to int8 and writes its packed form.
+CBGEN_API void cbgen_pack_int8(const void* data, int32_t format, int64_t rows, int64_t columns,
+                               int64_t row_stride, int64_t column_stride, void* packed,
+                               int64_t threads) {
+  const packing::Matrix matrix{data, row_stride, column_stride, format};
+  const int64_t panel_bytes = packing::int8_panel_bytes(columns);
+  packing::with_values(format, [&](auto source) {
+    for_each((rows + CBGEN_PANEL - 1) / CBGEN_PANEL, threads, [&](int64_t panel, int64_t) {
+      const int64_t first = panel * CBGEN_PANEL;
+      packing::pack_int8_panel<decltype(source)>(matrix, first,
+                                                 std::min(CBGEN_PANEL, rows - first), columns,
+                                                 static_cast<char*>(packed) + panel * panel_bytes);
+    });
+  });
+}
+
 // Reads rows of the matrix back from its packed form: output[i] = matrix[rows[i]].
 CBGEN_API void cbgen_unpack_rows(const void* packed, int32_t format, int64_t columns,
                                  const int64_t* rows, int64_t count, float* output,
                                  int64_t threads) {
+  if (format == CBGEN_INT8) {
+    for_each(count, threads, [&](int64_t i, int64_t) {
+      packing::unpack_int8_row(packed, rows[i], columns, output + i * columns);
+    });
+    return;
+  }
   packing::with_values(format, [&](auto source) {
     for_each(count, threads, [&](int64_t i, int64_t) {
       packing::unpack_row<decltype(source)>(packed, rows[i], columns, format, output + i * columns);
     });
   });
+}
+
+// Multiplies and adds in registers on every thread, so many rounds; returns the floating-point
+// operations of all of them.
+CBGEN_API int64_t cbgen_multiply_add(int64_t rounds, int64_t threads) {
+  std::atomic<int64_t> operations{0};
+  for_each(threads, threads, [&](int64_t, int64_t) {
+    float result = 0.5f;
+    operations += rounds * current_kernels().multiply_add(rounds, &result);
+  });
+  return operations;
 }

@@ -9,6 +9,7 @@ enum CbgenFormat : int32_t {
   CBGEN_FLOAT32 = 0,
   CBGEN_BFLOAT16 = 1,
   CBGEN_FLOAT16 = 2,
+  CBGEN_INT8 = 3,  // packed weights alone
 };
 
 // Columns of a packed panel. The packed form is the same for every instruction set:
@@ -16,6 +17,15 @@ enum CbgenFormat : int32_t {
 // 32 values of a depth are interleaved, column i beside column 16 + i, so that one shift and one
 // mask widen a vector of them to float32; the other formats keep columns in order.
 constexpr int64_t CBGEN_PANEL = 32;
+
+// An int8 panel is [padded depth / 4][32][4] bytes, each value + 128, then 32 float32 scales, one a
+// column. The depth is padded with zeros to a multiple of 64, and each 64 depths are multiplied by a
+// Hadamard matrix, in the weights and in the rows alike: the products stay what they were, and what
+// stands out in one depth is spread over 64, so that one scale serves a row (Ashkboos et al. 2024,
+// "QuaRot").
+constexpr int64_t CBGEN_ROTATION = 64;
+// Bytes before the values of a quantized row.
+constexpr int64_t CBGEN_INT8_HEADER = 64;
 
 // output[r][n] = sum over k of input[r][k] * weight[n][k] (+ bias[n]), all in float32.
 struct CbgenLinear {
@@ -136,7 +146,18 @@ constexpr int64_t CBGEN_SEGMENT = 256;
 constexpr int64_t CBGEN_TILE = 64;
 // Query rows (key heads x tokens x heads of a group) of a task; more heads in a group than this make
 // one token under one key head a task.
-constexpr int64_t CBGEN_ATTENTION_ROWS = 48;
+constexpr int64_t CBGEN_ATTENTION_ROWS = 96;
+
+// Products with int8 weights. Rows are quantized first, once for all columns.
+struct CbgenInt8Kernels {
+  int64_t (*row_bytes)(int64_t depth);  // of a quantized row
+  int64_t (*scratch)(int64_t depth);    // floats a thread needs to quantize
+  void (*quantize)(const CbgenLinear& linear, int64_t first_row, int64_t last_row, char* rows,
+                   float* scratch);
+  // As CbgenKernels.linear, of rows that `quantize` has written.
+  void (*linear)(const CbgenLinear& linear, const char* rows, int64_t first_row, int64_t last_row,
+                 int64_t first_panel, int64_t last_panel);
+};
 
 struct CbgenKernels {
   const char* name;
@@ -152,10 +173,15 @@ struct CbgenKernels {
   void (*norm)(const CbgenNorm& norm, int64_t first_row, int64_t last_row);
   void (*place_heads)(const CbgenHeads& heads, int64_t first_token, int64_t last_token);
   void (*activate)(const CbgenGate& gate, int64_t first_row, int64_t last_row);
+  const CbgenInt8Kernels* int8;
+  // Multiplies and adds in registers alone, so many rounds; returns the operations of a round.
+  int64_t (*multiply_add)(int64_t rounds, float* result);
 };
 
 extern const CbgenKernels cbgen_portable;
 #if defined(__x86_64__)
 extern const CbgenKernels cbgen_avx2;
 extern const CbgenKernels cbgen_avx512;
+extern const CbgenKernels cbgen_avx512vnni;
+extern const CbgenInt8Kernels cbgen_int8_avx512vnni;
 #endif

@@ -24,6 +24,7 @@ from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.model.load import LoadedModel, load_skeleton
 from cbgen.engine.model.probe import probe_model, run_model
+from cbgen.engine.model.quantized import weight_bytes
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
 from cbgen.engine.sampling.state import SamplingState
@@ -65,12 +66,13 @@ def plan_engine(model: ModelConfig, config: ContinuousBatchingConfig) -> Planned
     """
     loaded = load_skeleton(model)
     probed = probe_model(loaded.model)
-    num_weights = sum(weight.numel() for weight in loaded.model.parameters())
     facts = replace(
         probed,
         dtype=loaded.dtype,
         device=loaded.device,
-        weight_bytes=num_weights * loaded.dtype.itemsize,
+        weight_bytes=weight_bytes(
+            loaded.model, loaded.dtype, loaded.packed_dtype, model.quantization
+        ),
     )
     free = free_bytes(loaded.device)
     left = free - facts.weight_bytes

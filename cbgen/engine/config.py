@@ -14,6 +14,7 @@ ATTENTION_BACKENDS = ("auto", "cpu", "sdpa", "eager", "paged|eager")
 """Attention implementations that a recipe may name."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8",)
 SCHEDULER_TYPES = ("fifo", "prefill_first")
 
 
@@ -36,7 +37,8 @@ class ModelConfig:
     tp_size: int | None = None
     """Ranks that share one copy of the weights; null = all ranks."""
     quantization: str | None = None
-    """null | int8."""
+    """null | int8: on a CPU, linear layers round their weights and inputs to 8 bits; faster and
+    smaller, and answers differ."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     adapter: str | None = None
@@ -56,7 +58,9 @@ class ModelConfig:
             number and not (kind == "cuda" and number.isdecimal())
         ):
             raise UsageError(f"model.device is {self.device!r}; expected auto, cpu, cuda or cuda:N")
-        for name in ("device_map", "quantization", "adapter"):
+        if self.quantization is not None:
+            _check_choice("model.quantization", self.quantization, QUANTIZATIONS)
+        for name in ("device_map", "adapter"):
             if getattr(self, name) is not None:
                 raise UsageError(
                     f"model.{name} = {getattr(self, name)!r} is not supported yet; remove it"

@@ -25,10 +25,15 @@ PANEL = 32
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Formats of weights, keys and values, as the library numbers them."""
+PACKED_FORMATS = FORMATS | {torch.int8: 3}
+"""Formats of packed weights, by the dtype of their panels."""
 _DTYPES = {number: dtype for dtype, number in FORMATS.items()}
 
+_ROTATION = 64
+"""Depths of an int8 weight that are rotated together."""
+
 _TORCH_LIBRARY = "libtorch_cpu.so"
-_INTERFACE = 1
+_INTERFACE = 2
 """Of the library that this file can call."""
 _REMEDY = "install cbgen again where there is a C++ compiler"
 _INSTRUCTION_SET_VARIABLE = "CBGEN_INSTRUCTION_SET"
@@ -100,6 +105,7 @@ class Kernels:
             library, "cbgen_exact_format", format_number, *matrix, number
         )
         self._pack = _function(library, "cbgen_pack", None, *matrix, format_number, pointer, number)
+        self._pack_int8 = _function(library, "cbgen_pack_int8", None, *matrix, pointer, number)
         self._unpack_rows = _function(
             library,
             "cbgen_unpack_rows",
@@ -108,6 +114,7 @@ class Kernels:
         )
         self._linear = _function(library, "cbgen_linear", None, pointer, number)
         self._attention = _function(library, "cbgen_attention", None, pointer, number)
+        self._multiply_add = _function(library, "cbgen_multiply_add", number, number, number)
         self._decode = _function(library, "cbgen_decode", None, pointer, pointer, number)
 
     def instruction_sets(self) -> tuple[str, ...]:
@@ -154,8 +161,12 @@ class Kernels:
 
         Args:
             weight: [columns, depth] float32, bfloat16 or float16, strided in any way.
-            packed: [ceil(columns / 32), depth, 32] contiguous, of a dtype that holds the values.
+            packed: of `panel_shape`, contiguous; of a dtype that holds the values, or int8, to
+                which they are rounded.
         """
+        if packed.dtype == torch.int8:
+            self._pack_int8(*_matrix(weight), packed.data_ptr(), torch.get_num_threads())
+            return
         self._pack(
             *_matrix(weight), FORMATS[packed.dtype], packed.data_ptr(), torch.get_num_threads()
         )
@@ -170,8 +181,8 @@ class Kernels:
         """
         self._unpack_rows(
             packed.data_ptr(),
-            FORMATS[packed.dtype],
-            packed.shape[1],
+            PACKED_FORMATS[packed.dtype],
+            output.shape[1],
             rows.data_ptr(),
             rows.numel(),
             output.data_ptr(),
@@ -190,7 +201,8 @@ class Kernels:
 
         Args:
             rows: [m, depth] float32, each row contiguous.
-            packed: [panels, depth, 32] as `pack` wrote it.
+            packed: as `pack` wrote it. With an int8 weight the rows are rounded to int8, too, and a
+                row that holds what is not finite becomes NaN.
             bias: [columns] float32 contiguous, added last.
             output: [m, columns] float32, each row contiguous.
         """
@@ -200,12 +212,12 @@ class Kernels:
             num_rows,
             rows.stride(0),
             packed.data_ptr(),
-            packed.shape[1],
+            rows.shape[1],
             columns,
             None if bias is None else bias.data_ptr(),
             output.data_ptr(),
             output.stride(0),
-            FORMATS[packed.dtype],
+            PACKED_FORMATS[packed.dtype],
         )
         self._linear(ctypes.addressof(arguments), torch.get_num_threads())
 
@@ -213,9 +225,25 @@ class Kernels:
         """Run the attention that the arguments describe."""
         self._attention(ctypes.addressof(arguments), torch.get_num_threads())
 
+    def multiply_add(self, rounds: int) -> int:
+        """Multiply and add in registers alone, on all threads, to see what the machine can do.
+
+        Returns:
+            The floating-point operations that were run.
+        """
+        operations: int = self._multiply_add(rounds, torch.get_num_threads())
+        return operations
+
     def decode(self, decoder: ctypes.Structure, step: ctypes.Structure) -> None:
         """Run decoder layers over the tokens of a step; see `native_decoder`."""
         self._decode(ctypes.addressof(decoder), ctypes.addressof(step), torch.get_num_threads())
+
+
+def panel_shape(columns: int, depth: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return the shape of the packed form of a weight; what lies where is in csrc/kernels.h."""
+    if dtype == torch.int8:
+        depth = -(-depth // _ROTATION) * _ROTATION + ctypes.sizeof(ctypes.c_float)
+    return (-(-columns // PANEL), depth, PANEL)
 
 
 def _function(

@@ -27,6 +27,7 @@ from cbgen.engine.model.load import load_model
 from cbgen.engine.request import FinishReason, GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.errors import EngineError, UsageError
+from cbgen.job.forward_parts import ForwardParts
 from cbgen.job.heap import frozen_heap
 from cbgen.job.roofline import (
     LinearSizes,
@@ -146,6 +147,7 @@ class _Timed:
     seconds: float
     other_cpu_s: float | None
     stats: StepStats
+    forward_s: dict[str, float]
     outputs: list[list[int]]
 
 
@@ -173,7 +175,9 @@ def run_bench(
         workload = make_workload(built.facts.vocab_size)
         _refuse_what_does_not_fit(workload, built)
         on_running()
-        timed = _run(built, recorder, workload)
+        forward_parts = ForwardParts(loaded.model)
+        with forward_parts.watching():
+            timed = _run(built, recorder, workload, forward_parts)
     peak_bytes = _peak_bytes(built.facts.device)
     sizes = linear_sizes(loaded.model)
     rates = measure_machine(built.facts.device, built.facts.dtype)
@@ -182,6 +186,7 @@ def run_bench(
         "roofline_seconds": _roofline(recorder.steps, sizes, built.facts, rates),
         "peak_memory_mb": round(peak_bytes / _MIB, 1),
         "parts": _parts(recorder, timed),
+        "forward": {f"{name}_seconds": round(s, 4) for name, s in timed.forward_s.items()},
         "machine": _machine(built, rates, timed),
     }
     return BenchResult(summary, timed.outputs)
@@ -197,7 +202,9 @@ def _refuse_what_does_not_fit(workload: Workload, built: BuiltEngine) -> None:
         )
 
 
-def _run(built: BuiltEngine, recorder: StepRecorder, workload: Workload) -> _Timed:
+def _run(
+    built: BuiltEngine, recorder: StepRecorder, workload: Workload, forward_parts: ForwardParts
+) -> _Timed:
     answers = _Answers()
     loop = EngineLoop(built.engine, answers)
     loop.start()
@@ -213,6 +220,7 @@ def _run(built: BuiltEngine, recorder: StepRecorder, workload: Workload) -> _Tim
                 for index, item in enumerate(workload.requests)
             ]
             recorder.watch(requests)
+            forward_parts.begin()
             cpu_before = _other_cpu_seconds()
             started = time.perf_counter()
             loop.submit(requests)
@@ -236,6 +244,7 @@ def _run(built: BuiltEngine, recorder: StepRecorder, workload: Workload) -> _Tim
             num_recomputed_tokens=after.num_recomputed_tokens - before.num_recomputed_tokens,
             num_preemptions=after.num_preemptions - before.num_preemptions,
         ),
+        forward_parts.seconds(),
         [_checked(outputs[request.request_id], workload.name) for request in requests],
     )
 

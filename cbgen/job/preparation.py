@@ -20,6 +20,8 @@ class Preparation:
     preparer: Preparer
     renderer: Renderer
     generation: GenerationSettings
+    dtype_reason: str
+    """Why the model computes in its dtype."""
 
 
 def make_preparation(
@@ -50,4 +52,4 @@ def make_preparation(
         truncates=recipe.prompt.truncation != "error",
         shares_prefixes=recipe.continuous_batching.allow_block_sharing,
     )
-    return Preparation(preparer, renderer, generation)
+    return Preparation(preparer, renderer, generation, loaded.dtype_reason)

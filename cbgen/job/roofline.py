@@ -1,9 +1,10 @@
 """The least time that a machine could need for the steps that an engine ran.
 
 A step reads every weight once and every visible key and value once, and multiplies; it takes no
-less than the longer of both. What a machine can do is measured, not looked up: the rate of a large
-matrix product and of reading a large tensor, in torch and with the threads in use. The model of
-Williams, Waterman and Patterson, "Roofline" (2009).
+less than the longer of both. What a machine can do is measured, not looked up, with the threads in
+use: the rate of a large matrix product in torch, or on a CPU of multiply-adds that touch no memory,
+whichever is more; and that of reading a large tensor. The model of Williams, Waterman and
+Patterson, "Roofline" (2009).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from cbgen.engine import native
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.model.facts import ModelFacts
 
@@ -25,6 +27,8 @@ _TURNS = 10
 """Measurements, of which the best counts."""
 _SIDE = {"cpu": 2048, "cuda": 8192}
 """Rows and columns of the matrices that are multiplied."""
+_ROUNDS = 1_000_000
+"""Of multiply-adds in registers: some tens of milliseconds."""
 _READ_BYTES = {"cpu": 2**29, "cuda": 2**31}
 """Beyond every cache."""
 _EXPERT_DIMS = 3
@@ -76,9 +80,19 @@ def measure_machine(device: torch.device, dtype: torch.dtype) -> MachineRates:
     left, right = (torch.rand(side, side, device=device, dtype=dtype) for _ in range(2))
     product = torch.empty_like(left)
     multiply_s = _best_seconds(lambda: torch.mm(left, right, out=product), device)
+    flop_per_s = max(2 * side**3 / multiply_s, _register_rate(device, dtype))
     memory = torch.ones(_READ_BYTES[device.type] // 4, device=device, dtype=torch.float32)
     read_s = _best_seconds(lambda: memory.sum(), device)
-    return MachineRates(2 * side**3 / multiply_s, memory.numel() * 4 / read_s)
+    return MachineRates(flop_per_s, memory.numel() * 4 / read_s)
+
+
+def _register_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Return float32 operations a second without memory; 0 where the kernels are not in use."""
+    kernels = native.kernels()
+    if kernels is None or device.type != "cpu" or dtype != torch.float32:
+        return 0.0
+    operations = kernels.multiply_add(_ROUNDS)
+    return operations / _best_seconds(lambda: kernels.multiply_add(_ROUNDS), device)
 
 
 def _best_seconds(run: Callable[[], object], device: torch.device) -> float:

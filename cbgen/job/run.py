@@ -17,7 +17,7 @@ from cbgen.io.template import compile_template
 from cbgen.io.writer import ClosedOutput
 from cbgen.job.early_stop import EarlyStop
 from cbgen.job.files import JobFiles
-from cbgen.job.heap import frozen_heap
+from cbgen.job.heap import frozen_heap, uncollected
 from cbgen.job.options import JobOptions
 from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.schema import Recipe
@@ -66,9 +66,9 @@ def run_job(
                     statistics.input_ended = True
                     return True
                 records = chain(first, records)
-            from cbgen.job.session import open_session  # loads torch
-            from cbgen.job.strict import refuse_bad_rows
-
+            with uncollected():  # loads torch
+                from cbgen.job.session import open_session
+                from cbgen.job.strict import refuse_bad_rows
             on_loading()
             with open_session(recipe, template, statistics, observer) as session, frozen_heap():
                 if on_settings is not None:

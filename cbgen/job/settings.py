@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cbgen.engine.model.facts import ModelFacts
@@ -28,9 +28,7 @@ def effective_settings(
     """Return every setting, in the order of a recipe."""
     settings = [
         Setting("model.path", recipe.model.path, recipe.origins.get("model.path", "recipe")),
-        _decided(
-            recipe, "model.dtype", str(facts.dtype).removeprefix("torch."), recipe.model.dtype
-        ),
+        _dtype(recipe, facts, prepared.dtype_reason),
         _decided(recipe, "model.device", str(facts.device), recipe.model.device),
         _planned(recipe, plan, "model.attn_implementation", plan.attn_implementation),
         _decided(recipe, "prompt.chat", prepared.renderer.sends_chat, recipe.prompt.chat),
@@ -63,6 +61,14 @@ def effective_settings(
 def _offload_gib(plan: EnginePlan) -> float:
     """Return the size of the host pool as a recipe has it, to three digits."""
     return float(f"{plan.num_host_blocks * plan.block_bytes / 2**30:.3g}")
+
+
+def _dtype(recipe: Recipe, facts: ModelFacts, reason: str) -> Setting:
+    value = str(facts.dtype).removeprefix("torch.")
+    setting = _decided(recipe, "model.dtype", value, recipe.model.dtype)
+    if recipe.model.dtype != "auto":
+        return setting
+    return replace(setting, origin=f"{setting.origin}, {reason}")
 
 
 def _decided(recipe: Recipe, key: str, value: object, given: object) -> Setting:

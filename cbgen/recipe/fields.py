@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cbgen.engine.config import ATTENTION_BACKENDS, DTYPES, SCHEDULER_TYPES
+from cbgen.engine.config import ATTENTION_BACKENDS, DTYPES, QUANTIZATIONS, SCHEDULER_TYPES
 from cbgen.recipe.digest import default_of
 from cbgen.recipe.field_docs import field_docs
 from cbgen.recipe.schema import SECTIONS, SWITCHES, Recipe
@@ -19,9 +19,10 @@ from cbgen.recipe.values import Annotation, Plain
 _CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": DTYPES,
     "attn_implementation": ATTENTION_BACKENDS,
+    "quantization": QUANTIZATIONS,
     "scheduler_type": SCHEDULER_TYPES,
 }
-"""Choices of fields whose annotation is only `str`."""
+"""Choices of fields whose annotation is only `str`, or that or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,18 @@ def switch_fields() -> Iterator[RecipeField]:
 def _fields(cls: type) -> Iterator[RecipeField]:
     hints = typing.get_type_hints(cls)
     for item in dataclasses.fields(cls):
-        choices = _CHOICES.get(item.name)
         yield RecipeField(
             name=item.name,
-            type=hints[item.name] if choices is None else typing.Literal[choices],
+            type=_type(item.name, hints[item.name]),
             default=default_of(item),
             doc=field_docs(cls)[item.name],
         )
+
+
+def _type(name: str, hint: Annotation) -> Annotation:
+    choices = _CHOICES.get(name)
+    if choices is None:
+        return hint
+    if type(None) in typing.get_args(hint):
+        return typing.Optional[typing.Literal[choices]]  # noqa: UP045  `|` is not known to mypy here
+    return typing.Literal[choices]

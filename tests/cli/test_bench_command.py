@@ -21,6 +21,7 @@ FIELDS = {
     "roofline_seconds",
     "peak_memory_mb",
     "parts",
+    "forward",
 }
 
 

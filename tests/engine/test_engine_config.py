@@ -110,7 +110,7 @@ def test_field_names_come_in_the_order_of_the_class(config_class):
         ("device", "cpu:1", "model.device is 'cpu:1'"),
         ("device", "cuda:x", "model.device is 'cuda:x'"),
         ("device_map", "auto", "model.device_map = 'auto' is not supported yet"),
-        ("quantization", "int8", "model.quantization = 'int8' is not supported yet"),
+        ("quantization", "int4", "model.quantization is 'int4'; expected one of int8"),
         ("adapter", "a", "model.adapter = 'a' is not supported yet"),
         ("tp_size", 2, "model.tp_size = 2 is not supported yet"),
     ],

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from cbgen.engine.config import ModelConfig
+from cbgen.engine.model.decoder import FusedDecoder
 from cbgen.engine.model.linears import unpack_linears
-from cbgen.engine.model.load import load_model, resolve_device, resolve_dtype
+from cbgen.engine.model.load import load_model, resolve_device
 from cbgen.errors import UsageError
 from tests.helpers.models import tiny_model
 from tests.helpers.tiny_checkpoint import save_tiny_checkpoint
@@ -36,6 +38,9 @@ def load(folder: Path, **settings):
 
 def weights_of(loaded) -> dict[str, torch.Tensor]:
     """Return the weights of a loaded model, packed ones as they were before."""
+    decoder = loaded.model.get_decoder()
+    if isinstance(decoder.layers[0], FusedDecoder):
+        decoder.layers = nn.ModuleList(decoder.layers[0].layers)
     unpack_linears(loaded.model)
     return loaded.model.state_dict()
 
@@ -165,19 +170,6 @@ def test_weights_that_the_checkpoint_lacks_are_not_made_up(folder):
 def test_environment_variables_in_the_path_are_expanded(folder, monkeypatch):
     monkeypatch.setenv("TINY_MODEL", str(folder))
     assert load_model(ModelConfig(path="$TINY_MODEL", device="cpu")).eos_token_ids == {5, 6}
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "checkpoint", "expected"),
-    [
-        ("auto", CPU, torch.bfloat16, torch.float32),
-        ("auto", GPU, torch.bfloat16, torch.bfloat16),
-        ("auto", GPU, None, torch.float32),
-        ("float16", CPU, torch.bfloat16, torch.float16),
-    ],
-)
-def test_dtypes_are_decided_by_device_and_checkpoint(name, device, checkpoint, expected):
-    assert resolve_dtype(name, device, checkpoint) is expected
 
 
 def test_without_gpu_auto_is_the_cpu_and_cuda_is_refused(monkeypatch):

@@ -27,14 +27,14 @@ def model():
 
 @needs_kernels
 def test_a_packed_model_computes_the_same_logits(model):
-    assert pack_for_cpu(model)
+    assert pack_for_cpu(model, torch.float32)
     assert packed_bytes(model) > 0
     wanted = full_logits(tiny_model("llama"), TOKENS)
     assert (full_logits(model, TOKENS) - wanted).abs().max() < 1e-4
 
 
 def test_a_model_in_another_dtype_is_left_alone(model):
-    assert not pack_for_cpu(model.to(torch.bfloat16))
+    assert not pack_for_cpu(model.to(torch.bfloat16), torch.bfloat16)
     assert packed_bytes(model) == 0
 
 
@@ -45,7 +45,7 @@ def test_a_layer_that_cannot_be_packed_leaves_the_model_as_it_was(model, monkeyp
 
     monkeypatch.setattr(packing, "pack_linears", fail)
     with caplog.at_level(logging.WARNING):
-        assert not pack_for_cpu(model)
+        assert not pack_for_cpu(model, torch.float32)
     assert "linear layers run on torch: a layer of shape (3, 4)" in caplog.text
     assert torch.equal(full_logits(model, TOKENS), full_logits(tiny_model("llama"), TOKENS))
 
@@ -60,7 +60,7 @@ def test_a_model_whose_logits_change_is_unpacked(model, monkeypatch, caplog):
 
     monkeypatch.setattr(packing, "pack_linears", pack_and_damage)
     with caplog.at_level(logging.WARNING):
-        assert not pack_for_cpu(model)
+        assert not pack_for_cpu(model, torch.float32)
     assert "they change a logit by" in caplog.text
     assert packed_bytes(model) == 0
 
@@ -69,5 +69,5 @@ def test_without_kernels_nothing_is_packed_and_why_is_logged(model, monkeypatch,
     monkeypatch.setattr(native, "kernels", lambda: None)
     monkeypatch.setattr(native, "why_missing", lambda: "the C++ kernels were not built")
     with caplog.at_level(logging.INFO):
-        assert not pack_for_cpu(model)
+        assert not pack_for_cpu(model, torch.float32)
     assert "linear layers run on torch: the C++ kernels were not built" in caplog.text

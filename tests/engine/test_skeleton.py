@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 
@@ -73,6 +74,15 @@ def test_a_config_is_enough(save):
     planned = plan_engine(ModelConfig(path=folder, device="cpu", dtype="bfloat16"), BATCHING)
     num_weights = sum(weight.numel() for weight in tiny_model("qwen3").parameters())
     assert planned.facts.weight_bytes == 2 * num_weights
+
+
+def test_a_16_bit_checkpoint_is_planned_as_it_is_held(save):
+    folder = save(copy.deepcopy(tiny_model("llama")).to(torch.bfloat16))
+    config = ModelConfig(path=folder, device="cpu", dtype="float32")
+    planned = plan_engine(config, BATCHING).facts
+    facts = probe_model(load_model(config).model)
+    assert planned == replace(facts, weight_bytes=planned.weight_bytes)
+    assert 0.8 * facts.weight_bytes <= planned.weight_bytes <= facts.weight_bytes  # less padding
 
 
 def test_a_mixture_model_is_planned_in_float32(save):

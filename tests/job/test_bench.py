@@ -10,7 +10,7 @@ from cbgen.engine.config import ContinuousBatchingConfig
 from cbgen.engine.request import Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.errors import EngineError, UsageError
-from cbgen.job import bench
+from cbgen.job import bench, forward_parts
 from cbgen.job.bench import StepRecorder, run_bench
 from cbgen.job.roofline import MachineRates
 from cbgen.job.workloads import BenchRequest, Workload
@@ -140,3 +140,21 @@ def test_a_failing_step_ends_the_run_with_its_cause(run, monkeypatch):
     monkeypatch.setattr("cbgen.engine.core.Engine.step", fail)
     with pytest.raises(EngineError, match="no more of it"):
         run(WORKLOAD)
+
+
+def test_parts_of_the_forward_pass_are_less_than_the_whole(run):
+    summary = run(WORKLOAD).summary
+    assert "head_seconds" in summary["forward"]
+    assert 0 < sum(summary["forward"].values()) < summary["parts"]["execute_seconds"]
+
+
+def test_fused_layers_tell_what_took_their_time(run, monkeypatch):
+    fused = {"products": 2.0, "attention": 1.0, "small": 0.5}
+    monkeypatch.setattr(forward_parts, "take_part_seconds", lambda model: fused)
+    forward = run(WORKLOAD).summary["forward"]
+    assert forward | {"head_seconds": 0} == {
+        "products_seconds": 2.0,
+        "attention_seconds": 1.0,
+        "small_seconds": 0.5,
+        "head_seconds": 0,
+    }

@@ -112,5 +112,13 @@ def test_the_machine_is_measured_with_all_that_was_multiplied_and_read(monkeypat
     monkeypatch.setattr(roofline, "_SIDE", {"cpu": 16})
     monkeypatch.setattr(roofline, "_READ_BYTES", {"cpu": 4096})
     monkeypatch.setattr(roofline, "_best_seconds", lambda run, device: (run(), 0.5)[1])
+    monkeypatch.setattr(roofline, "_register_rate", lambda device, dtype: 0.0)
     rates = measure_machine(CPU, torch.float32)
     assert rates == MachineRates(flop_per_s=2 * 16**3 / 0.5, bytes_per_s=4096 / 0.5)
+
+
+def test_the_machine_is_as_fast_as_its_registers_where_a_matrix_product_is_not(monkeypatch):
+    monkeypatch.setattr(roofline, "_SIDE", {"cpu": 16})
+    monkeypatch.setattr(roofline, "_READ_BYTES", {"cpu": 4096})
+    monkeypatch.setattr(roofline, "_register_rate", lambda device, dtype: 1e30)
+    assert measure_machine(CPU, torch.float32).flop_per_s == 1e30

@@ -23,14 +23,25 @@ def library() -> Kernels:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = ("avx512", "avx2", "portable")
     if "kernels" in metafunc.fixturenames:
-        names = ("avx512", "avx2", "portable")
         metafunc.parametrize("kernels", names, indirect=True)
+    if "int8_kernels" in metafunc.fixturenames:
+        metafunc.parametrize("int8_kernels", ("avx512vnni", *names), indirect=True)
 
 
 @pytest.fixture
 def kernels(library: Kernels, request: pytest.FixtureRequest) -> Iterator[Kernels]:
     """The library with one instruction set forced."""
+    if request.param not in library.instruction_sets():
+        pytest.skip(f"this machine or build lacks {request.param}")
+    with library.using(request.param):
+        yield library
+
+
+@pytest.fixture
+def int8_kernels(library: Kernels, request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    """As `kernels`, with the set whose kernels for int8 alone are its own."""
     if request.param not in library.instruction_sets():
         pytest.skip(f"this machine or build lacks {request.param}")
     with library.using(request.param):

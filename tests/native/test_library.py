@@ -111,3 +111,11 @@ def test_structures_are_as_large_as_in_c(library):
 def test_a_dtype_that_the_kernels_do_not_know_is_the_reason_against_them():
     assert native.why_unfit(torch.float64) == "the C++ kernels do not know torch.float64"
     assert native.why_unfit(torch.float32) == native.why_missing()
+
+
+def test_multiply_adds_are_counted_on_all_threads(kernels, threads):
+    counts = []
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        counts.append(kernels.multiply_add(10))
+    assert counts[1] == 2 * counts[0] > 0

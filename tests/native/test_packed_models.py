@@ -132,8 +132,8 @@ def test_parts_that_are_called_with_another_tensor_are_computed_apart(library: K
         own = panels[2 * index : 2 * index + 2]
         library.pack(weight, own)
         layer = nn.Linear(20, 64, bias=False)
-        parts.append(FusedLinear(PackedWeight(own, 64, library), layer, torch.float32))
-    product = FusedProduct(PackedWeight(panels, 128, library), parts, Stash())
+        parts.append(FusedLinear(PackedWeight(own, 64, 20, library), layer, torch.float32))
+    product = FusedProduct(PackedWeight(panels, 128, 20, library), parts, Stash())
     for index, part in enumerate(parts):
         part.join(product, index)
     first, second = torch.randn(3, 20), torch.randn(3, 20)

@@ -6,6 +6,7 @@ finding them (Linux gives huge pages only to those who ask, and torch does not).
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 
@@ -19,6 +20,7 @@ class Arena:
     """Hands out tensors side by side; a piece is freed with the last tensor in it.
 
     Memory is handed out by the system when it is written, so what is left of a piece costs nothing.
+    Before each piece, what was freed goes back to the system: the originals of packed weights.
     """
 
     def __init__(self) -> None:
@@ -29,11 +31,19 @@ class Arena:
         """Return a contiguous tensor of any content, on the CPU, aligned to a cache line."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if self._used + num_bytes > len(self._piece):
+            give_back()
             self._piece = _huge_pages(max(_PIECE_BYTES, num_bytes + _ALIGNMENT))
             self._used = -self._piece.data_ptr() % _ALIGNMENT
         taken = self._piece[self._used : self._used + num_bytes]
         self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return taken.view(dtype).view(shape)
+
+
+def give_back() -> None:
+    """Have the C library return freed memory to the system, which it keeps otherwise (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _huge_pages(num_bytes: int) -> torch.Tensor:

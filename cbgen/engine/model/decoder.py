@@ -113,6 +113,12 @@ class FusedDecoder(nn.Module):
         self._kernels.decode(self._description.decoder, arguments)
 
 
+def take_part_seconds(model: nn.Module) -> dict[str, float]:
+    """Return `FusedDecoder.take_seconds` of a model; empty if its layers are not fused."""
+    found = [module for module in model.modules() if isinstance(module, FusedDecoder)]
+    return found[0].take_seconds() if found else {}
+
+
 def _group(metadata: AttentionMetadata) -> StepGroup:
     return StepGroup(
         metadata.block_tables.data_ptr(),

@@ -7,7 +7,7 @@ left alone. Layers that read one input (q/k/v, gate/up) become one product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from cbgen.engine.model.arena import Arena
+from cbgen.engine.model.arena import Arena, give_back
 from cbgen.engine.model.packed import (
     FusedLinear,
     FusedProduct,
@@ -24,14 +24,14 @@ from cbgen.engine.model.packed import (
     PackedModule,
     PackedWeight,
     Stash,
-    num_panels,
 )
-from cbgen.engine.native import FORMATS, PANEL, Kernels
-from cbgen.errors import EngineError
+from cbgen.engine.model.packed_check import check_packed
+from cbgen.engine.native import FORMATS, Kernels
 
 _FUSED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that are called in this order with one input, if the module has them all."""
 
+_LINEARS = (nn.Linear, Conv1D)
 _SCALED_EMBEDDING = "ScaledWordEmbedding"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -39,10 +39,7 @@ _MARKER = "cbgen_marker"
 """An empty parameter: transformers reads dtype and device of a model from its first one, and some
 models have none but packed ones."""
 
-_CHECKED_COLUMNS = 32
-_CHECKED_ROWS = 3
-_TOLERANCE = 1e-5
-"""Largest difference from torch's product, as a share of the sum of absolute terms."""
+_CHECKED_IDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,10 @@ class PackingReport:
 
 
 def pack_linears(
-    model: PreTrainedModel, kernels: Kernels, dtype: torch.dtype = torch.float32
+    model: PreTrainedModel,
+    kernels: Kernels,
+    dtype: torch.dtype = torch.float32,
+    rounded: Collection[str] = (),
 ) -> PackingReport:
     """Pack the linear layers and the input embedding of a model, one after the other.
 
@@ -67,11 +67,12 @@ def pack_linears(
         model: a model of cbgen's own, on the CPU; weights in any floating dtype.
         kernels: the library.
         dtype: of the activations; the dtype that the packed layers claim for their weights.
+        rounded: names of the weights that become int8; the others keep every value.
 
     Raises:
         EngineError: a packed layer does not compute what the original did.
     """
-    packer = _Packer(model, kernels, dtype)
+    packer = _Packer(model, kernels, dtype, rounded)
     embedding = model.get_input_embeddings()
     for parent in list(model.modules()):
         for names in _FUSED_NAMES:
@@ -82,6 +83,7 @@ def pack_linears(
     if next(model.parameters(), None) is None:
         marker = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
         model.register_parameter(_MARKER, marker)
+    give_back()
     return packer.report()
 
 
@@ -103,6 +105,24 @@ def unpack_linears(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -
             setattr(parent, name, original)
 
 
+def packable_weights(model: PreTrainedModel) -> list[str]:
+    """Return the names of the weights that `pack_linears` packs, as far as their classes tell.
+
+    The weights may be on the meta device.
+    """
+    embedding = model.get_input_embeddings()
+    return [
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if type(module) in _LINEARS or (module is embedding and _is_known_embedding(module))
+    ]
+
+
+def is_packable(module: nn.Module) -> bool:
+    """Whether a module is one that `pack_linears` knows, and on the CPU."""
+    return _is_plain_linear(module) or _is_plain_embedding(module)
+
+
 def packed_bytes(model: nn.Module) -> int:
     """Return the memory of all packed weights of a model, shared ones once."""
     weights = [module.packed for module in model.modules() if isinstance(module, PackedModule)]
@@ -112,9 +132,16 @@ def packed_bytes(model: nn.Module) -> int:
 class _Packer:
     """Owns what is known of a model while it is packed: where modules are, who shares weights."""
 
-    def __init__(self, model: nn.Module, kernels: Kernels, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        rounded: Collection[str],
+    ) -> None:
         self._kernels = kernels
         self._dtype = dtype
+        self._rounded = {id(model.get_parameter(name)) for name in rounded}
         self._arena = Arena()
         self._stash = Stash()
         self._replaced: set[int] = set()
@@ -141,8 +168,8 @@ class _Packer:
         matrix = _matrix(module)
         if any(_matrix(user).shape != matrix.shape for user in users):
             return
-        packed = PackedWeight.pack(matrix, self._kernels, arena=self._arena)
-        _check(matrix, packed)
+        packed = PackedWeight.pack(matrix, self._kernels, self._packed_dtype(module), self._arena)
+        check_packed(matrix, packed)
         self._bytes += packed.num_bytes
         for user in users:
             if isinstance(user, nn.Embedding):
@@ -157,29 +184,28 @@ class _Packer:
         if len(layers) != len(modules):
             return
         matrices = [_matrix(layer) for layer in layers]
-        dtypes = {self._kernels.exact_dtype(matrix) for matrix in matrices}
+        dtypes = {self._packed_dtype(layer) for layer in layers}
         if len(dtypes) > 1 or len({matrix.shape[1] for matrix in matrices}) > 1:
             return
-        counts = [num_panels(matrix.shape[0]) for matrix in matrices]
-        panels = self._arena.empty((sum(counts), matrices[0].shape[1], PANEL), dtypes.pop())
+        whole, all_packed = PackedWeight.pack_side_by_side(
+            matrices, self._kernels, dtypes.pop(), self._arena
+        )
         parts = []
-        first = 0
-        for layer, matrix, count in zip(layers, matrices, counts, strict=True):
-            own_panels = panels[first : first + count]
-            first += count
-            self._kernels.pack(matrix, own_panels)
-            packed = PackedWeight(own_panels, matrix.shape[0], self._kernels)
-            _check(matrix, packed)
+        for layer, matrix, packed in zip(layers, matrices, all_packed, strict=True):
+            check_packed(matrix, packed)
             parts.append(FusedLinear(packed, layer, self._dtype))
             self._replace(layer, parts[-1])
-        columns = sum(counts[:-1]) * PANEL + matrices[-1].shape[0]
-        whole = PackedWeight(panels, columns, self._kernels)
         product = FusedProduct(whole, parts, self._stash)
         for index, part in enumerate(parts):
             part.join(product, index)
         self._num_linears += len(parts)
         self._num_fused += len(parts)
         self._bytes += whole.num_bytes
+
+    def _packed_dtype(self, module: nn.Module) -> torch.dtype:
+        if id(module.get_parameter("weight")) in self._rounded:
+            return torch.int8
+        return self._kernels.exact_dtype(_matrix(module))
 
     def _is_single(self, module: nn.Module) -> bool:
         return (
@@ -211,19 +237,27 @@ def _matrix(module: nn.Module) -> torch.Tensor:
 
 
 def _is_plain_linear(module: nn.Module) -> bool:
-    return type(module) in (nn.Linear, Conv1D) and _is_plain(module)
+    return type(module) in _LINEARS and _is_plain(module)
+
+
+def _is_known_embedding(module: nn.Module) -> bool:
+    return type(module) is nn.Embedding or (
+        isinstance(module, nn.Embedding) and type(module).__name__.endswith(_SCALED_EMBEDDING)
+    )
 
 
 def _is_plain_embedding(module: nn.Module) -> bool:
     """Whether it looks rows up, or multiplies them with a number as the Gemmas do."""
-    if not isinstance(module, nn.Embedding) or not _is_plain(module) or module.max_norm is not None:
+    if not isinstance(module, nn.Embedding) or not _is_known_embedding(module):
+        return False
+    if not _is_plain(module) or module.max_norm is not None:
         return False
     if type(module) is nn.Embedding:
         return True
     scale = getattr(module, "embed_scale", None)
-    if not isinstance(scale, torch.Tensor) or not type(module).__name__.endswith(_SCALED_EMBEDDING):
+    if not isinstance(scale, torch.Tensor):
         return False
-    token_ids = torch.arange(min(_CHECKED_COLUMNS, module.num_embeddings))
+    token_ids = torch.arange(min(_CHECKED_IDS, module.num_embeddings))
     weight = module.weight.detach()
     looked_up: torch.Tensor = module(token_ids).detach()
     return torch.equal(looked_up, weight[token_ids] * scale.to(weight.dtype))
@@ -241,20 +275,3 @@ def _is_plain(module: nn.Module) -> bool:
         and not any(getattr(module, name) for name in _HOOKS)
         and "forward" not in vars(module)
     )
-
-
-def _check(matrix: torch.Tensor, packed: PackedWeight) -> None:
-    """Compare some columns of a packed weight and of its product with the original."""
-    columns, depth = matrix.shape
-    some = torch.linspace(0, columns - 1, min(_CHECKED_COLUMNS, columns)).long()
-    wanted = matrix[some].float()
-    generator = torch.Generator().manual_seed(columns)
-    rows = torch.randn(_CHECKED_ROWS, depth, generator=generator)
-    difference = packed.multiply(rows)[:, some] - rows @ wanted.t()
-    bound = _TOLERANCE * (rows.abs() @ wanted.abs().t()) + torch.finfo(torch.float32).tiny
-    if not torch.equal(packed.rows(some), wanted) or not bool((difference.abs() <= bound).all()):
-        raise EngineError(
-            f"a packed weight of shape {tuple(matrix.shape)} does not compute what the original "
-            f"does with the {packed.kernels.selected()} kernels; CBGEN_INSTRUCTION_SET=portable "
-            "avoids them"
-        )

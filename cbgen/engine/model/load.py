@@ -6,7 +6,10 @@ import contextlib
 import logging
 import os
 import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,12 @@ from transformers import (
 )
 
 from cbgen.engine.config import ModelConfig
-from cbgen.engine.model.packing import pack_for_cpu
+from cbgen.engine.model.checkpoint import load_unwidened, matrix_dtypes
+from cbgen.engine.model.dtype import DtypeChoice, choose_dtype
+from cbgen.engine.model.gguf_file import reading_once
+from cbgen.engine.model.packing import can_pack, pack_for_cpu
+from cbgen.engine.model.quantized import check_quantization, quantize_for_cpu
+from cbgen.engine.model.reference import HALVES
 from cbgen.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -55,7 +63,11 @@ class LoadedModel:
 
     model: PreTrainedModel
     dtype: torch.dtype
-    """Of the weights, once they are loaded."""
+    """That it computes in, once the weights are loaded."""
+    dtype_reason: str
+    """Why it is that one."""
+    packed_dtype: torch.dtype
+    """That weights of linear layers and of the embedding keep, as far as the config tells."""
     device: torch.device
     """Where the weights are, once they are loaded."""
     tokenizer: PreTrainedTokenizerBase | None
@@ -97,32 +109,54 @@ def _load(config: ModelConfig, *, with_weights: bool) -> LoadedModel:
     device = resolve_device(config.device)
     source = _source(config)
     transformers.utils.logging.disable_progress_bar()
-    try:
-        model_config = AutoConfig.from_pretrained(source.name, **source.options)
-        _override(model_config, config.config_overrides)
-        dtype = resolve_dtype(config.dtype, device, getattr(model_config, "dtype", None))
-        if with_weights:
-            model = _load_weights(config, source, model_config, dtype).to(device)
-        else:
-            model = _make_skeleton(config, source, model_config)
-        tokenizer = _load_tokenizer(source)
-    except _LOAD_ERRORS as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = " ".join(lines[:_REASON_LINES]) or type(error).__name__
-        raise UsageError(f"cannot load model {config.path!r}: {reason}") from error
-    model.eval()
-    if with_weights:
-        pack_for_cpu(model)
+    with _reading(source), ThreadPoolExecutor(1) as helper:
+        with _refusing(config.path):
+            model_config = AutoConfig.from_pretrained(source.name, **source.options)
+            _override(model_config, config.config_overrides)
+            make_skeleton = cache(partial(_make_skeleton, config, source, model_config))
+            checkpoint = getattr(model_config, "dtype", None)  # before a skeleton changes it
+            choice = _choose_dtype(config, device, checkpoint, make_skeleton)
+            # Most of its time goes into a library that lets other threads run.
+            tokenizing = helper.submit(_load_tokenizer, source)
+            if with_weights:
+                model = _load_weights(config, source, model_config, choice.dtype, make_skeleton)
+            else:
+                model = make_skeleton()
+        model.eval()
+        if with_weights and config.quantization is not None:
+            quantize_for_cpu(model)
+        elif with_weights:
+            model.to(device)
+            pack_for_cpu(model, choice.dtype)
+        with _refusing(config.path):
+            tokenizer = tokenizing.result()
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
     defaults.pop("transformers_version", None)
     return LoadedModel(
         model=model,
-        dtype=dtype,
+        dtype=choice.dtype,
+        dtype_reason=choice.reason,
+        packed_dtype=_packed_dtype(config, device, choice.dtype, checkpoint),
         device=device,
         tokenizer=tokenizer,
         generation_defaults=defaults,
         eos_token_ids=_eos_token_ids(model, tokenizer),
     )
+
+
+@contextlib.contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """Turn what the libraries raise into one line that says what cannot be loaded, and why."""
+    try:
+        yield
+    except _LOAD_ERRORS as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = " ".join(lines[:_REASON_LINES]) or type(error).__name__
+        raise UsageError(f"cannot load model {path!r}: {reason}") from error
+
+
+def _reading(source: _Source) -> contextlib.AbstractContextManager[None]:
+    return reading_once() if "gguf_file" in source.options else contextlib.nullcontext()
 
 
 def resolve_device(name: str) -> torch.device:
@@ -146,14 +180,31 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: str, device: torch.device, checkpoint: torch.dtype | None) -> torch.dtype:
-    """Return the dtype of that name; `auto` is float32 on a CPU and the checkpoint's on a GPU."""
-    if name != "auto":
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
-    if device.type == "cpu" or checkpoint is None:
-        return torch.float32
-    return checkpoint
+def _choose_dtype(
+    config: ModelConfig,
+    device: torch.device,
+    checkpoint: torch.dtype | None,
+    make_skeleton: Callable[[], PreTrainedModel],
+) -> DtypeChoice:
+    if config.quantization is None:
+        choice = choose_dtype(
+            config.dtype, device, checkpoint, make_skeleton, is_random=config.random_init
+        )
+    else:
+        name = "float32" if config.dtype == "auto" else config.dtype
+        choice = DtypeChoice(getattr(torch, name), f"all but what is {config.quantization}")
+        check_quantization(device, choice.dtype)
+    if config.dtype == "auto":
+        name = str(choice.dtype).removeprefix("torch.")
+        logger.info("model.dtype auto is %s: %s", name, choice.reason)
+    return choice
+
+
+def _packed_dtype(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, checkpoint: torch.dtype | None
+) -> torch.dtype:
+    is_kept = can_pack(device, dtype) and not config.random_init
+    return checkpoint if is_kept and checkpoint in HALVES else dtype
 
 
 def _source(config: ModelConfig) -> _Source:
@@ -188,19 +239,37 @@ def _make_skeleton(
 
 
 def _load_weights(
-    config: ModelConfig, source: _Source, model_config: PretrainedConfig, dtype: torch.dtype
+    config: ModelConfig,
+    source: _Source,
+    model_config: PretrainedConfig,
+    dtype: torch.dtype,
+    make_skeleton: Callable[[], PreTrainedModel],
 ) -> PreTrainedModel:
-    if not config.random_init:
-        options = dict(source.options)
-        if "gguf_file" in options and hasattr(transformers, "GgufConfig"):
+    if config.random_init:
+        return _random_weights(config, model_config, dtype)
+    options = dict(source.options)
+    dtypes = {}
+    if "gguf_file" in options:
+        if hasattr(transformers, "GgufConfig"):
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        loaded: PreTrainedModel
-        loaded, found = AutoModelForCausalLM.from_pretrained(
+    elif can_pack(resolve_device(config.device), dtype):
+        dtypes = matrix_dtypes(source.name, options)
+    model: PreTrainedModel
+    if any(stored in HALVES for stored in dtypes.values()):
+        model_class = type(make_skeleton())
+        model, found = load_unwidened(model_class, source.name, model_config, dtypes, **options)
+    else:
+        model, found = AutoModelForCausalLM.from_pretrained(
             source.name, config=model_config, dtype=dtype, output_loading_info=True, **options
         )
-        if found["missing_keys"]:
-            raise ValueError(f"the checkpoint lacks weights: {sorted(found['missing_keys'])[:4]}")
-        return loaded
+    if found["missing_keys"]:
+        raise ValueError(f"the checkpoint lacks weights: {sorted(found['missing_keys'])[:4]}")
+    return model
+
+
+def _random_weights(
+    config: ModelConfig, model_config: PretrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(0)

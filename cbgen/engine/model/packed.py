@@ -1,8 +1,8 @@
 """Modules that compute with packed weights, in the place of linear layers and embeddings.
 
 A packed weight keeps every value exactly, in the smallest of bfloat16, float16 and float32 that
-can; activations and sums are float32 whatever the weights are. The modules keep the module that
-they stand for, without its weight, so that everything can be put back.
+can, or rounds them to int8; what goes in and comes out is float32 whatever the weights are. The
+modules keep the module that they stand for, without its weight, so that everything can be put back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cbgen.engine.model.arena import Arena
-from cbgen.engine.native import FORMATS, PANEL, Kernels, Linear
+from cbgen.engine.native import PACKED_FORMATS, PANEL, Kernels, Linear, panel_shape
 
 _UNPACK_ROWS = 4096
 
@@ -24,8 +24,10 @@ class PackedWeight:
     """A weight [columns, depth] in the form that the kernels read."""
 
     panels: torch.Tensor
-    """[ceil(columns / 32), depth, 32], see csrc/kernels.h."""
+    """Of `native.panel_shape`."""
     columns: int
+    depth: int
+    """Columns of the input."""
     kernels: Kernels
 
     @classmethod
@@ -41,20 +43,48 @@ class PackedWeight:
         Args:
             weight: [columns, depth] float32, bfloat16 or float16, strided in any way.
             kernels: the library.
-            dtype: one that holds every value exactly; None = the smallest such.
+            dtype: one that holds every value exactly, or int8; None = the smallest such.
             arena: where the packed form lies; None = in memory of its own.
         """
         columns, depth = weight.shape
         dtype = dtype or kernels.exact_dtype(weight)
-        shape = (num_panels(columns), depth, PANEL)
+        shape = panel_shape(columns, depth, dtype)
         panels = torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
         kernels.pack(weight, panels)
-        return cls(panels, columns, kernels)
+        return cls(panels, columns, depth, kernels)
+
+    @classmethod
+    def pack_side_by_side(
+        cls, weights: Sequence[torch.Tensor], kernels: Kernels, dtype: torch.dtype, arena: Arena
+    ) -> tuple[PackedWeight, list[PackedWeight]]:
+        """Pack weights of one depth so that one product computes them all.
+
+        Args:
+            weights: as in `pack`.
+            kernels: the library.
+            dtype: as in `pack`.
+            arena: where the packed forms lie.
+
+        Returns:
+            All of them as one weight, in which each begins with a panel of its own, and each.
+        """
+        depth = weights[0].shape[1]
+        counts = [num_panels(weight.shape[0]) for weight in weights]
+        panels = arena.empty(panel_shape(sum(counts) * PANEL, depth, dtype), dtype)
+        parts = []
+        first = 0
+        for weight, count in zip(weights, counts, strict=True):
+            own_panels = panels[first : first + count]
+            first += count
+            kernels.pack(weight, own_panels)
+            parts.append(cls(own_panels, weight.shape[0], depth, kernels))
+        columns = sum(counts[:-1]) * PANEL + weights[-1].shape[0]
+        return cls(panels, columns, depth, kernels), parts
 
     @property
-    def depth(self) -> int:
-        """Columns of the input."""
-        return self.panels.shape[1]
+    def is_rounded(self) -> bool:
+        """Whether it is int8, and not exactly what was packed."""
+        return self.panels.dtype == torch.int8
 
     @property
     def num_bytes(self) -> int:
@@ -85,7 +115,7 @@ class PackedWeight:
             depth=self.depth,
             columns=self.columns,
             bias=None if bias is None else bias.data_ptr(),
-            format=FORMATS[self.panels.dtype],
+            format=PACKED_FORMATS[self.panels.dtype],
         )
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
@@ -105,7 +135,7 @@ class PackedWeight:
         return output.view(*indices.shape, self.depth)
 
     def unpack(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weight as it was: [columns, depth]."""
+        """Return the weight as it was, or as it was rounded: [columns, depth]."""
         weight = torch.empty(self.columns, self.depth, dtype=dtype)
         for first in range(0, self.columns, _UNPACK_ROWS):
             indices = torch.arange(first, min(self.columns, first + _UNPACK_ROWS))

@@ -1,0 +1,3 @@
+#include "int8.h"
+
+const CbgenInt8Kernels cbgen_int8_avx512vnni = int8_kernels;
