@@ -29,10 +29,15 @@ _TOLERANCE = 2e-3
 very large activations by 1e-4 of it, a wrong layer by a tenth."""
 
 
-def fuse_decoder(model: PreTrainedModel, kernels: Kernels) -> bool:
+def fuse_decoder(model: PreTrainedModel, kernels: Kernels, tolerance: float = _TOLERANCE) -> bool:
     """Fuse the decoder layers of a model whose linear layers are packed, if they are known.
 
     Where the logits of a short step differ, the model is as it was and that is logged.
+
+    Args:
+        model: a model of cbgen's own.
+        kernels: the library.
+        tolerance: share of the largest logit by which one may change.
 
     Returns:
         Whether they are fused.
@@ -45,7 +50,7 @@ def fuse_decoder(model: PreTrainedModel, kernels: Kernels) -> bool:
         owner = model.get_decoder()
         owner.layers = nn.ModuleList([FusedDecoder(layers, kernels)])
         difference = (_logits(model, layers, is_fused=True) - wanted).abs().max()
-    if not difference <= _TOLERANCE * wanted.abs().max():
+    if not difference <= tolerance * wanted.abs().max():
         owner.layers = layers
         logger.warning(
             "decoder layers run one operation after the other: fused, they change a logit by %g",

@@ -11,13 +11,11 @@ import logging
 import math
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from cbgen.engine import native
-from cbgen.engine.model.decoder import FusedDecoder
-from cbgen.engine.model.decoder_layers import find_layers
+from cbgen.engine.model.fusing import fuse_decoder
 from cbgen.engine.model.linears import pack_linears, packable_weights
 from cbgen.engine.model.reference import computing_in_float32, widen
 from cbgen.errors import UsageError
@@ -25,6 +23,9 @@ from cbgen.errors import UsageError
 logger = logging.getLogger(__name__)
 
 _NUM_TOKENS = 24
+_FUSING_TOLERANCE = 0.05
+"""Share of the largest logit by which fusing may change one: a difference in the last bit can
+become one of a whole step of int8."""
 _MOST_ERROR = 0.5
 """Largest error of logits, as a share of their own spread, with which answers still mean anything.
 Small models have 0.05 to 0.1."""
@@ -82,9 +83,7 @@ def quantize_for_cpu(model: PreTrainedModel) -> None:
             f"model.quantization is 'int8', and it moves the logits of this model by {error:.0%} "
             "of their spread; remove it"
         )
-    layers = find_layers(model)
-    if layers is not None:
-        model.get_decoder().layers = nn.ModuleList([FusedDecoder(layers, kernels)])
+    fuse_decoder(model, kernels, _FUSING_TOLERANCE)
     logger.info("int8 moves the logits by %.1f %% of their spread", 100 * error)
 
 
