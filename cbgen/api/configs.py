@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import ContinuousBatchingConfig as TransformersBatchingConfig
 
@@ -15,12 +16,18 @@ from cbgen.engine.config import (
     WorkloadHints,
     config_field_names,
 )
+from cbgen.engine.manager.fields import described
 from cbgen.engine.manager.setup import EngineSetup
 from cbgen.errors import UsageError
+from cbgen.recipe.generation import FieldError, check_generation_fields
 from cbgen.recipe.names import nearest_name
+from cbgen.recipe.values import convert
 
 BatchingConfig: TypeAlias = ContinuousBatchingConfig | Mapping[str, Any] | object
 """cbgen's class, the class of transformers with the same fields, or a mapping of them."""
+
+GivenGeneration: TypeAlias = GenerationConfig | Mapping[str, Any]
+"""The class of transformers, or a mapping of its fields."""
 
 _EAGER = ("eager", "paged|eager")
 
@@ -28,7 +35,7 @@ _EAGER = ("eager", "paged|eager")
 def engine_setup(
     model: PreTrainedModel,
     batching_config: BatchingConfig | None,
-    generation_config: GenerationConfig | None,
+    generation_config: GivenGeneration | None,
     hints: object | None,
 ) -> EngineSetup:
     """Return how the engine of a model is to be built.
@@ -43,7 +50,7 @@ def engine_setup(
         UsageError: a field is unknown, out of range or not supported; the text names it.
     """
     if batching_config is None:
-        batching_config = getattr(generation_config, "continuous_batching_config", None)
+        batching_config = setting(generation_config, "continuous_batching_config")
         if batching_config is not None:
             warnings.warn(
                 "a continuous_batching_config inside of a GenerationConfig is deprecated; pass it "
@@ -51,7 +58,7 @@ def engine_setup(
                 FutureWarning,
                 stacklevel=4,
             )
-    config = ContinuousBatchingConfig(**_batching_values(batching_config))
+    config = ContinuousBatchingConfig(**_typed(_batching_values(batching_config)))
     return EngineSetup(
         config=config,
         attn_implementation=_attention(model, config),
@@ -68,7 +75,7 @@ def _batching_values(given: BatchingConfig | None) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise UsageError(
             "continuous_batching_config must be a ContinuousBatchingConfig or a mapping, got "
-            f"{type(given).__name__}"
+            f"{described(given)}"
         )
     values = dict(given)
     if "block_size" in values:
@@ -85,6 +92,22 @@ def _batching_values(given: BatchingConfig | None) -> dict[str, Any]:
             hint = "" if nearest is None else f"; did you mean {nearest}?"
             raise UsageError(f"continuous_batching_config has no field {name!r}{hint}")
     return values
+
+
+def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, each in the type of its field."""
+    hints = get_type_hints(ContinuousBatchingConfig)
+    typed = {}
+    for name, value in values.items():
+        try:
+            typed[name] = convert(value, hints[name])
+        except ValueError as error:
+            raise UsageError(f"continuous_batching_config.{name}: {error}") from error
+    try:
+        check_generation_fields({"seed": typed.get("seed")})
+    except FieldError as error:
+        raise UsageError(f"continuous_batching_config: {error}") from error
+    return typed
 
 
 def _attention(model: PreTrainedModel, config: ContinuousBatchingConfig) -> str:
@@ -104,6 +127,36 @@ def _attention(model: PreTrainedModel, config: ContinuousBatchingConfig) -> str:
 def _hints(given: object | None) -> WorkloadHints:
     if given is None:
         return WorkloadHints()
-    return WorkloadHints(
-        **{item.name: int(getattr(given, item.name)) for item in fields(WorkloadHints)}
-    )
+    try:
+        values = {item.name: int(getattr(given, item.name)) for item in fields(WorkloadHints)}
+    except (AttributeError, TypeError) as error:
+        raise UsageError(
+            f"workload_hints must be a WorkloadHints, got {described(given)}: {error}"
+        ) from error
+    return WorkloadHints(**values)
+
+
+def setting(config: GivenGeneration | None, name: str) -> Any:  # noqa: ANN401  of any type
+    """Return a field of a generation config, None where it is not set."""
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no model that could be asked, before anything else is looked at.
+
+    Raises:
+        UsageError: it is something else, or has no language model head.
+    """
+    if not isinstance(model, torch.nn.Module):
+        hint = "the model comes first"
+        if isinstance(model, str):
+            hint = f"load it with AutoModelForCausalLM.from_pretrained({model!r})"
+        raise UsageError(f"the model must be a loaded one, got {described(model)}; {hint}")
+    kind = type(model).__name__
+    if not all(hasattr(model, name) for name in ("config", "device", "dtype")):
+        raise UsageError(f"the model must be one of transformers, got {kind}")
+    if not hasattr(model, "generation_config"):
+        raise UsageError(
+            f"the model must have a language model head, and {kind} has none; load it with "
+            "AutoModelForCausalLM"
+        )

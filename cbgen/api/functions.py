@@ -9,17 +9,24 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # comes with transformers
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from cbgen.api.configs import BatchingConfig, engine_setup
-from cbgen.api.settings import LogprobsMode, SharedSettings, check_fields
+from cbgen.api.configs import (
+    BatchingConfig,
+    GivenGeneration,
+    check_model,
+    engine_setup,
+    setting,
+)
+from cbgen.api.settings import LogprobsMode, SharedSettings
 from cbgen.engine.config import WorkloadHints
 from cbgen.engine.manager.failures import EngineDied
 from cbgen.engine.manager.manager import ContinuousBatchingManager, kept_manager
-from cbgen.engine.manager.requests import RequestForm, token_list
+from cbgen.engine.manager.prompts import Prompts, prompt_lists
+from cbgen.engine.manager.requests import RequestForm
 from cbgen.engine.manager.streams import RequestOutput
 from cbgen.engine.text.detokenizer import Decoder
 from cbgen.errors import UsageError
@@ -29,7 +36,7 @@ _SEED_BITS = 32
 
 def init_continuous_batching(
     model: PreTrainedModel,
-    generation_config: GenerationConfig | None = None,
+    generation_config: GivenGeneration | None = None,
     continuous_batching_config: BatchingConfig | None = None,
     workload_hints: object | None = None,
     *,
@@ -44,8 +51,8 @@ def init_continuous_batching(
     Args:
         model: a loaded causal language model. It is borrowed between `start` and `stop`, and as it
             was otherwise.
-        generation_config: sampling and stopping of requests that say nothing else; None = the
-            model's own. Not changed.
+        generation_config: sampling and stopping of requests that say nothing else, an object or a
+            mapping of its fields; None = the model's own. Not changed.
         continuous_batching_config: settings of the engine: cbgen's class, transformers' or a
             mapping.
         workload_hints: WorkloadHints, cbgen's or transformers'.
@@ -56,9 +63,12 @@ def init_continuous_batching(
     Raises:
         UsageError: a field is unknown, out of range or not supported; the text names it.
     """
+    check_model(model)
+    if logprobs_mode not in get_args(LogprobsMode):
+        raise UsageError(f"logprobs_mode must be raw or processed, got {logprobs_mode!r}")
     setup = engine_setup(model, continuous_batching_config, generation_config, workload_hints)
     config = setup.config
-    given_seed = getattr(generation_config, "seed", None)
+    given_seed = setting(generation_config, "seed")
     if None not in (config.seed, given_seed) and config.seed != given_seed:
         raise UsageError(
             f"generation_config.seed is {given_seed} and continuous_batching_config.seed is "
@@ -81,7 +91,7 @@ def init_continuous_batching(
 @contextmanager
 def continuous_batching_context_manager(  # noqa: PLR0913  as in transformers
     model: PreTrainedModel,
-    generation_config: GenerationConfig | None = None,
+    generation_config: GivenGeneration | None = None,
     block: bool = True,
     timeout: float | None = None,
     continuous_batching_config: BatchingConfig | None = None,
@@ -126,13 +136,13 @@ def continuous_batching_context_manager(  # noqa: PLR0913  as in transformers
     manager.start()
     try:
         yield manager
-    except BaseException:
+        if manager.is_running():
+            manager.stop(block=block, timeout=timeout, keep_for_next_session=persistent_manager)
+    except BaseException:  # also of one who has no patience for the stop
         if manager.is_running():
             manager.stop(hard_stop=True)
         manager.discard()
         raise
-    if manager.is_running():
-        manager.stop(block=block, timeout=timeout, keep_for_next_session=persistent_manager)
     if manager.has_failed or not persistent_manager:
         manager.discard()
     manager.raise_untold_failure()
@@ -140,8 +150,8 @@ def continuous_batching_context_manager(  # noqa: PLR0913  as in transformers
 
 def generate_batch(  # noqa: PLR0913  as in transformers
     model: PreTrainedModel,
-    inputs: Sequence[Iterable[int]],
-    generation_config: GenerationConfig | None = None,
+    inputs: Prompts,
+    generation_config: GivenGeneration | None = None,
     continuous_batching_config: BatchingConfig | None = None,
     record_timestamps: bool = False,
     progress_bar: bool = False,
@@ -159,7 +169,8 @@ def generate_batch(  # noqa: PLR0913  as in transformers
 
     Args:
         model: as in `init_continuous_batching`; so are the arguments not named here.
-        inputs: token ids of each prompt.
+        inputs: token ids of each prompt: lists, arrays or tensors, the rows of one, or what a
+            tokenizer returns for several texts (without the tokens that its attention mask hides).
         generation_config: see there.
         continuous_batching_config: see there.
         record_timestamps: note in `timestamps` when each token was there.
@@ -174,15 +185,18 @@ def generate_batch(  # noqa: PLR0913  as in transformers
         An output for every request. One that failed by itself has status FAILED and `error`.
 
     Raises:
-        UsageError: a setting, or the model, is not supported.
+        UsageError: a setting, or the model, is not supported; settings contradict one another.
         TypeError: a keyword is unknown, or a prompt is no list of integers.
         EngineDied: the engine died; `outputs` of the exception has what was finished.
     """
-    prompts = [token_list(input_ids) for input_ids in inputs]
+    check_model(model)
+    prompts = prompt_lists(inputs)
+    settings = SharedSettings(model, generation_config, run_seed=0, logprobs=None)
+    settings.check(sampling, "generate_batch")
     if not prompts:
         return {}
-    check_fields(sampling)
-    hints = _hints(prompts, generation_config or model.generation_config, sampling)
+    shared = model.generation_config if generation_config is None else generation_config
+    hints = _hints(prompts, shared, sampling)
     with continuous_batching_context_manager(
         model,
         generation_config,
@@ -204,15 +218,15 @@ def destroy_cached_continuous_batching_manager(model: PreTrainedModel) -> None:
 
 
 def _hints(
-    prompts: Sequence[list[int]], config: GenerationConfig | None, sampling: Mapping[str, Any]
+    prompts: Sequence[list[int]], config: GivenGeneration | None, sampling: Mapping[str, Any]
 ) -> WorkloadHints:
-    def setting(name: str) -> int:
-        return sampling.get(name) or getattr(config, name, None) or 0
+    def number(name: str) -> int:
+        return sampling.get(name) or setting(config, name) or 0
 
     return WorkloadHints(
         max_prompt_length=max(map(len, prompts)),
-        max_generated_length=setting("max_new_tokens"),
-        num_requests=len(prompts) * max(1, setting("num_return_sequences")),
+        max_generated_length=number("max_new_tokens"),
+        num_requests=len(prompts) * max(1, number("num_return_sequences")),
     )
 
 
@@ -221,8 +235,8 @@ def _answer(
     requests: Sequence[tuple[str | None, list[int], RequestForm]],
     progress_bar: bool,
 ) -> dict[str, RequestOutput]:
-    ids = [sample_id for samples in manager.add(requests) for sample_id in samples]
-    outputs: Iterable[RequestOutput] = manager.as_completed(ids)
+    ids, answers = manager.answer(requests)
+    outputs: Iterable[RequestOutput] = answers
     if progress_bar:
         outputs = tqdm(outputs, total=len(ids), unit="request")
     results: dict[str, RequestOutput] = {}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from cbgen.engine.manager.fields import NOT_OF_REQUESTS, generation_fields
 from cbgen.engine.manager.requests import ResolvedSettings
 from cbgen.errors import RowError, UsageError
 from cbgen.job.generation import GenerationSettings
@@ -20,7 +21,6 @@ from cbgen.recipe.generation_table import GENERATION_FIELDS
 from cbgen.recipe.names import nearest_name
 
 LogprobsMode = Literal["raw", "processed"]
-_NOT_OF_REQUESTS = ("continuous_batching_config", "transformers_version")
 
 
 class SharedSettings:
@@ -28,7 +28,7 @@ class SharedSettings:
 
     Args:
         model: its own generation config and ends of sequence count.
-        generation_config: what the caller gave, None = the model's.
+        generation_config: what the caller gave, an object or a mapping; None = the model's.
         run_seed: seed of requests without their own.
         logprobs: which log-probabilities to give, None = none.
         tokenizer: its end of sequence counts too; None = there is none.
@@ -40,7 +40,7 @@ class SharedSettings:
     def __init__(
         self,
         model: PreTrainedModel,
-        generation_config: GenerationConfig | None,
+        generation_config: GenerationConfig | Mapping[str, Any] | None,
         *,
         run_seed: int,
         logprobs: LogprobsMode | None,
@@ -49,9 +49,9 @@ class SharedSettings:
         given: dict[str, Any] = {}
         own: dict[str, Any] = {}
         if generation_config is None:
-            own = _fields(model.generation_config)
+            own = _fields(model.generation_config, "the model's generation_config")
         else:
-            given = _checked(_fields(generation_config), "generation_config")
+            given = _checked(_fields(generation_config, "generation_config"), "generation_config")
         eos_token_ids = _eos_token_ids(
             getattr(model.config.get_text_config(), "eos_token_id", None),
             getattr(model.generation_config, "eos_token_id", None),
@@ -70,6 +70,23 @@ class SharedSettings:
                 raise
             whose = "the model's generation_config" if own else "generation_config"
             raise UsageError(f"{whose}: {error.__cause__}") from error
+
+    def check(self, fields: Mapping[str, Any], place: str) -> None:
+        """Check fields that hold for many requests before any of them is added.
+
+        Args:
+            fields: by name.
+            place: what the caller calls them, for the error.
+
+        Raises:
+            TypeError: a name is unknown.
+            UsageError: a value is wrong, or contradicts the generation config.
+        """
+        _check_names(fields)
+        try:
+            self._settings.for_row("", _without_unset(fields))
+        except RowError as error:
+            raise UsageError(f"{place}: {error.__cause__ or error}") from error
 
     def check_names(self, fields: Mapping[str, Any]) -> None:
         """Refuse names that no setting has.
@@ -106,34 +123,18 @@ class SharedSettings:
         )
 
 
-def check_fields(fields: Mapping[str, Any]) -> None:
-    """Check fields that hold for all requests of a call.
-
-    Raises:
-        TypeError: a name is unknown.
-        UsageError: a value is wrong; the text names the field.
-    """
-    _check_names(fields)
-    _checked(_without_unset(fields), "generate_batch")
-
-
 def _check_names(fields: Mapping[str, Any]) -> None:
     for name in fields:
-        if name not in GENERATION_FIELDS or name in _NOT_OF_REQUESTS:
+        if name not in GENERATION_FIELDS or name in NOT_OF_REQUESTS:
             nearest = nearest_name(name, GENERATION_FIELDS)
             hint = "" if nearest is None else f"; did you mean {nearest}?"
             raise TypeError(f"{name!r} is not a field of a generation config{hint}")
 
 
-def _fields(config: GenerationConfig | None) -> dict[str, Any]:
-    if config is None:
-        return {}
+def _fields(config: GenerationConfig | Mapping[str, Any] | None, place: str) -> dict[str, Any]:
+    fields = generation_fields(config, place)
     return _without_unset(
-        {
-            name: value
-            for name, value in vars(config).items()
-            if name not in _NOT_OF_REQUESTS and not name.startswith("_")
-        }
+        {name: value for name, value in fields.items() if name not in NOT_OF_REQUESTS}
     )
 
 

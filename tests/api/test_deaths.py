@@ -154,4 +154,4 @@ def test_a_process_exits_by_itself_after_a_death_and_without_a_stop():
         timeout=120,
     )
     assert (ran.returncode, ran.stderr) == (7, "")
-    assert ran.stdout == "the engine failed: division by zero\n"
+    assert ran.stdout == "the engine failed: ZeroDivisionError: division by zero\n"

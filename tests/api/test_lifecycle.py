@@ -119,6 +119,35 @@ def test_a_stop_that_takes_too_long_returns_in_time_and_goes_on(scripted, caplog
     assert tiny_model("llama").config._attn_implementation == "sdpa"
 
 
+def test_a_manager_that_starts_while_its_last_session_still_ends_answers(scripted, monkeypatch):
+    manager = scripted()
+    ends, has_started, close = threading.Event(), threading.Event(), manager._router.close
+
+    def close_late(failure=None) -> None:
+        ends.set()
+        has_started.wait(0.1)
+        close(failure)
+
+    monkeypatch.setattr(manager._router, "close", close_late)
+    manager.stop(block=False)
+    assert ends.wait(PATIENCE)
+    manager.start()
+    has_started.set()
+    manager.add_request([1], request_id="a", max_new_tokens=1)
+    assert manager.get_result("a", timeout=PATIENCE).generated_tokens == [2]
+
+
+def test_joining_waits_for_the_end_and_asks_for_none(scripted, caplog):
+    manager = scripted()
+    manager.join(timeout=0.01)
+    assert manager.is_running()
+    assert "did not end within 0.01 s" in caplog.text
+    manager.stop(block=False)
+    manager.join(time.perf_counter(), PATIENCE)
+    assert not manager.is_running()
+    manager.join()
+
+
 def test_a_hard_stop_fails_running_and_waiting_requests_with_their_tokens(scripted):
     gate, model = gated(3)
     manager = scripted(model, max_requests=1, **LONG)
@@ -160,6 +189,29 @@ def test_an_exception_in_a_context_ends_unfinished_requests_at_once(model):
         work()
     assert not managers[0].is_running()
     assert managers[0].get_result().status is RequestStatus.FAILED
+
+
+def test_an_interrupted_wait_at_the_end_of_a_context_ends_what_is_unfinished(model, monkeypatch):
+    managers = []
+
+    def interrupted(*, hard_stop: bool, **options) -> bool:
+        if not hard_stop:
+            raise KeyboardInterrupt
+        return type(managers[0]._lifecycle).stop(
+            managers[0]._lifecycle, hard_stop=hard_stop, **options
+        )
+
+    def work() -> None:
+        config = GenerationConfig(max_new_tokens=240)
+        with cbgen.continuous_batching_context_manager(model, config) as manager:
+            managers.append(manager)
+            manager.add_request(PROMPT)
+            monkeypatch.setattr(manager._lifecycle, "stop", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert managers[0].get_result().status is RequestStatus.FAILED
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_no_step_runs_in_a_pause_and_requests_go_on_after_it(scripted):
@@ -211,7 +263,7 @@ def test_several_threads_may_hold_a_pause(scripted):
 
 def test_a_stop_inside_of_a_pause_raises(scripted):
     manager = scripted()
-    with manager.pause(), pytest.raises(RuntimeError, match="inside of its pause"):
+    with manager.pause(), pytest.raises(RuntimeError, match=r"inside of a pause\(\) of its model"):
         manager.stop()
     manager.stop()
 

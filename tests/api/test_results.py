@@ -8,6 +8,7 @@ import time
 import pytest
 
 import cbgen
+from cbgen.engine.manager.requests import RequestForm
 from cbgen.engine.request import RequestStatus
 from tests.helpers.managers import PATIENCE, Gate, run_threads
 from tests.helpers.models import VOCAB_SIZE, tiny_model
@@ -156,6 +157,16 @@ def test_as_completed_yields_the_shortest_first(scripted):
     manager.add_request([1], request_id="other", max_new_tokens=1)
     assert [output.request_id for output in manager.as_completed(ids)] == ["a", "b", "c"]
     assert manager.get_result(timeout=PATIENCE).request_id == "other"
+
+
+def test_outputs_of_requests_that_are_added_to_be_answered_go_to_nobody_else(scripted):
+    manager = scripted()
+    form = RequestForm(fields={"max_new_tokens": 1})
+    ids, outputs = manager.answer([(None, [token], form) for token in (1, 2, 3)])
+    assert manager.get_result(timeout=0.02) is None
+    seen: list[str] = []
+    run_threads([lambda: seen.extend(output.request_id for output in outputs)])
+    assert sorted(seen) == sorted(ids)
 
 
 def test_a_running_request_is_cancelled_with_its_tokens(scripted):

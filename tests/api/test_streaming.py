@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, GenerationConfig
 
 import cbgen
 from cbgen.engine.request import GenerationOutput, RequestStatus
-from tests.helpers.managers import PATIENCE, Gate, failing_at
+from tests.helpers.managers import PATIENCE, Gate, failing_at, run_threads
 from tests.helpers.models import VOCAB_SIZE, tiny_model, tiny_reference
 from tests.helpers.scripted import ScriptedModel
 from tests.helpers.tiny_checkpoint import SPECIAL_TOKENS
@@ -83,6 +83,41 @@ def test_a_request_that_does_not_stream_gives_its_final_output_alone(manager):
     manager.add_request(PROMPT, request_id="a")
     (output,) = manager.request_id_iter("a")
     assert output.generated_tokens == tiny_reference("llama", PROMPT, 6)
+
+
+def test_following_a_request_whose_output_was_fetched_ends_at_once(scripted):
+    manager = scripted()
+    manager.add_request([1], request_id="a", max_new_tokens=1)
+    manager.add_request([1], request_id="b", max_new_tokens=1)
+    assert manager.get_result("a", timeout=PATIENCE) is not None
+    seen: list[str] = []
+    run_threads(
+        [
+            lambda: seen.extend(manager.request_id_iter("a")),
+            lambda: seen.extend(output.request_id for output in manager.as_completed(["a", "b"])),
+        ]
+    )
+    assert seen == ["b"]
+
+
+def test_a_handler_may_come_before_another_request_of_an_id_that_is_used_again(scripted):
+    manager = scripted()
+
+    async def wait() -> GenerationOutput:
+        done = asyncio.get_running_loop().create_future()
+        manager.register_result_handler("a", done.set_result)
+        manager.add_request([1], request_id="a", max_new_tokens=1)
+        return await asyncio.wait_for(done, PATIENCE)
+
+    for _ in range(2):
+        assert asyncio.run(wait()).generated_tokens == [2]
+
+
+def test_following_waits_for_another_request_of_an_id_that_is_used_again(scripted):
+    manager = scripted()
+    for _ in range(2):
+        manager.add_request([1], request_id="a", max_new_tokens=1)
+        assert [output.generated_tokens for output in manager.request_id_iter("a")] == [[2]]
 
 
 def test_timestamps_of_a_stream_grow_with_it(manager):

@@ -9,6 +9,7 @@ from typing import Any
 
 from cbgen.engine.manager.failures import ManagerStopped
 from cbgen.engine.manager.lifecycle import Lifecycle
+from cbgen.engine.manager.mail import Mailbox
 from cbgen.engine.manager.requests import (
     PreparedRequest,
     RequestForm,
@@ -17,6 +18,7 @@ from cbgen.engine.manager.requests import (
     prepare,
 )
 from cbgen.engine.manager.router import OutputRouter
+from cbgen.engine.manager.running import EXITING, running
 from cbgen.engine.manager.session import Session
 from cbgen.engine.request import FinishReason, RequestStatus
 from cbgen.engine.text.detokenizer import Decoder
@@ -63,8 +65,13 @@ class Intake:
         self._settings.check_names(fields)
 
     def start(self) -> bool:
-        """Start the session and hand it what came before; False if one runs already."""
-        with self._lock:
+        """Start the session and hand it what came before; False if one runs already.
+
+        Raises:
+            UsageError, RuntimeError: as `Lifecycle.start`.
+        """
+        # A pause that this waits for may be held by a thread that adds requests.
+        with self._lifecycle.starting(), self._lock:
             if not self._lifecycle.start():
                 return False
             early, self._before_start = self._before_start, []
@@ -72,9 +79,11 @@ class Intake:
             return True
 
     def add(
-        self, given: Sequence[tuple[str | None, list[int], RequestForm]]
+        self,
+        given: Sequence[tuple[str | None, list[int], RequestForm]],
+        follower: Mailbox | None = None,
     ) -> list[tuple[str, ...]]:
-        """Take requests; what is wrong with one becomes its output. See the manager's `add`."""
+        """Take requests; what is wrong with one becomes its output. See `RequestAdder.add`."""
         if not self._lifecycle.is_new and self._lifecycle.session is None:
             raise self._refusal()
         ready: list[PreparedRequest] = []
@@ -83,7 +92,7 @@ class Intake:
             name = self._new_name() if given_name is None else given_name
             prepared = prepare(name, prompt_ids, form, self._settings, self._tokenizer)
             ids.append(prepared.ids)
-            if not self._router.expect(prepared.samples):
+            if not self._router.expect(prepared.samples, follower):
                 self._router.put_apart(duplicate_output(name, prompt_ids))
             elif prepared.is_over:
                 self._router.put(prepared.outputs())
@@ -137,6 +146,8 @@ class Intake:
             failure = session.failure
         if failure is not None:
             return self._router.death(failure)
+        if running.is_exiting:
+            return ManagerStopped(EXITING)
         if self._lifecycle.is_destroyed:
             return ManagerStopped("the manager was destroyed and takes no requests; make a new one")
         return ManagerStopped(

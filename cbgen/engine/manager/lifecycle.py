@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from transformers import PreTrainedModel
@@ -15,8 +14,9 @@ from cbgen.engine.build import BuiltEngine
 from cbgen.engine.events import StepStats
 from cbgen.engine.manager.failures import ManagerStopped
 from cbgen.engine.manager.router import OutputRouter
-from cbgen.engine.manager.session import Session, build
+from cbgen.engine.manager.session import LOST, Session, build
 from cbgen.engine.manager.setup import EngineSetup
+from cbgen.engine.manager.sharing import users_of
 from cbgen.errors import EngineError, UsageError
 
 logger = logging.getLogger(__name__)
@@ -42,17 +42,18 @@ class Lifecycle:
         self._failure: EngineError | None = None
         self._was_started = False
         self._is_destroyed = False
-        self._pausing_threads: Counter[int] = Counter()
+        self._users = users_of(model)
 
     @property
     def session(self) -> Session | None:
-        """The session that runs, None if there is none."""
-        return self._session
+        """The session that runs in this process, None if there is none."""
+        session = self._session
+        return None if session is None or session.is_lost else session
 
     @property
     def failure(self) -> EngineError | None:
         """What ended the last session, None if it lives or was stopped."""
-        return self._failure
+        return EngineError(LOST) if self._is_lost() else self._failure
 
     @property
     def is_new(self) -> bool:
@@ -67,16 +68,15 @@ class Lifecycle:
     @property
     def is_warm(self) -> bool:
         """Whether an engine is there."""
-        session = self._session
-        return self._kept is not None or session is not None
+        return self._kept is not None or self.session is not None
 
     def is_pausing(self) -> bool:
-        """Whether the calling thread holds a pause."""
-        return self._pausing_threads[threading.get_ident()] > 0
+        """Whether the calling thread holds a pause of the model."""
+        return self._users.is_pausing()
 
     def stats(self) -> StepStats:
         """Return counts of the running session as of its last step."""
-        session = self._session
+        session = self.session
         return StepStats() if session is None else session.stats()
 
     def change_setup(self, setup: EngineSetup) -> None:
@@ -95,19 +95,27 @@ class Lifecycle:
                 self._kept = None
             self._setup = setup
 
+    def starting(self) -> AbstractContextManager[None]:
+        """Keep pauses of the model away from a block that calls `start`; waits for their end.
+
+        Raises:
+            RuntimeError: the calling thread holds one.
+        """
+        return self._users.starting()
+
     def warmup(self) -> None:
         """Build the engine, if there is none.
 
         Raises:
             UsageError: model or settings are not supported.
         """
-        with self._lock:
+        with self._users.starting(), self._lock:
             self._refuse_if_destroyed()
             if self._session is None:
                 self._kept = self._engine()
 
     def start(self) -> bool:
-        """Begin a session; False if one runs already.
+        """Begin a session, inside of `starting`; False if one runs already.
 
         Raises:
             UsageError: model or settings are not supported.
@@ -150,13 +158,9 @@ class Lifecycle:
         Raises:
             RuntimeError: the calling thread holds a pause.
         """
-        if self.is_pausing():
-            raise RuntimeError(
-                "the manager cannot be stopped from inside of its pause(): it would wait for the "
-                "pause to end; leave the pause first"
-            )
+        self._refuse_to_wait_in_a_pause()
         with self._lock:
-            session = self._session
+            session = self.session
             self._keeps_engine = keeps_engine
         if session is None:
             return True
@@ -165,6 +169,24 @@ class Lifecycle:
             del session
             torch.cuda.empty_cache()
         return has_ended
+
+    def join(self, timeout: float | None) -> bool:
+        """Wait for the end of the session; True if it has come within `timeout` seconds.
+
+        Raises:
+            RuntimeError: the calling thread holds a pause.
+        """
+        self._refuse_to_wait_in_a_pause()
+        session = self.session
+        return session is None or session.join(timeout)
+
+    def abandon(self) -> None:
+        """End the session of a manager that nobody has any more."""
+        logger.warning(
+            "a manager was dropped while it ran; what was unfinished is ended. Call stop(), or use "
+            "continuous_batching_context_manager"
+        )
+        self.stop(hard_stop=True, timeout=None)
 
     def destroy(self) -> None:
         """Let go of everything; a session that still stops ends by itself."""
@@ -177,29 +199,24 @@ class Lifecycle:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Hold the engine between two steps, the model given back.
+        """Hold this engine and all others of the model between two steps, the model given back.
 
         Raises:
             RuntimeError: no session runs.
         """
-        session = self._session
+        session = self.session
         if session is None:
+            if self.failure is not None:
+                raise self._router.death(self.failure)
             raise ManagerStopped("cannot pause: the manager does not run")
-        try:
-            session.pause()
-        except EngineError as error:
-            if session.failure is not None:
-                raise self._router.death(session.failure) from session.failure.__cause__
-            raise ManagerStopped("cannot pause: the manager has just stopped") from error
-        thread = threading.get_ident()
-        self._pausing_threads[thread] += 1
-        try:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._users.pause(session))
+            except EngineError as error:
+                if session.failure is not None:
+                    raise self._router.death(session.failure) from session.failure.__cause__
+                raise ManagerStopped("cannot pause: the manager has just stopped") from error
             yield
-        finally:
-            self._pausing_threads[thread] -= 1
-            if not self._pausing_threads[thread]:
-                del self._pausing_threads[thread]
-            session.resume()
 
     def _engine(self) -> BuiltEngine:
         """Return the kept engine if it still fits the model, else a new one. Holds the lock."""
@@ -217,11 +234,26 @@ class Lifecycle:
     def _refuse_if_destroyed(self) -> None:
         if self._is_destroyed:
             raise ManagerStopped("the manager was destroyed; make a new one")
+        if self._is_lost():
+            raise ManagerStopped(LOST)
+
+    def _refuse_to_wait_in_a_pause(self) -> None:
+        if self.is_pausing():
+            raise RuntimeError(
+                "the end of a manager cannot be waited for inside of a pause() of its model, which "
+                "holds it; leave the pause first"
+            )
+
+    def _is_lost(self) -> bool:
+        """Whether the session runs in the process that this one was forked from."""
+        return self._session is not None and self._session.is_lost
 
     def _ended(self, failure: EngineError | None) -> None:
-        """Take note of the end of the session; called on the engine's thread."""
+        """Take note of the end of the session and tell everybody; called on the engine's thread."""
         with self._lock:
             session, self._session = self._session, None
             self._failure = failure
             if failure is None and self._keeps_engine and session is not None:
                 self._kept = session.built
+            # With the lock, so that the router is not open again for another session.
+            self._router.close(failure)

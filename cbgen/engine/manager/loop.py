@@ -159,10 +159,14 @@ class EngineLoop:
         with self._lock:
             self._num_pauses += 1
             self._changed.notify()
-            self._has_parked.wait_for(lambda: self._is_parked or self._has_ended)
-            if self._has_ended:
+            try:
+                self._has_parked.wait_for(lambda: self._is_parked or self._has_ended)
+                if self._has_ended:
+                    self._refuse_after_the_end()
+            except BaseException:  # it has ended, or the caller was interrupted
                 self._num_pauses -= 1
-                self._refuse_after_the_end()
+                self._changed.notify()
+                raise
 
     def resume(self) -> None:
         """Take back one `pause`; after the last one the engine goes on, its prefix cache dropped.
@@ -202,7 +206,11 @@ class EngineLoop:
             self._is_stopping = True
             self._changed.notify()
             self._has_room.notify_all()
-        if self._thread.ident is not None:
+        return self.join(timeout)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the thread; True if it has come within `timeout` seconds."""
+        if self._thread.ident not in (None, threading.get_ident()):
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -249,7 +257,7 @@ class EngineLoop:
             self._set_parked(is_parked)
             must_forget, self._must_forget = self._must_forget and not is_parked, is_parked
             deadline = self._deadline
-        self._take(news, deadline)
+        _hand_over(news, self._engine, deadline)
         if is_parked:
             outputs = self._engine.take_outputs()
         else:
@@ -292,20 +300,23 @@ class EngineLoop:
             self._must_forget = True
             self._has_parked.notify_all()
 
-    def _take(self, news: _News, deadline: float | None) -> None:
-        for request in news.requests:
-            self._engine.add(request)
-        for request_id in news.cancellations:
-            self._engine.cancel(request_id)
-        if deadline is not None:
-            _cancel_what_shall_not_run(self._engine, is_over=time.monotonic() >= deadline)
-
 
 def _failure(error: BaseException) -> EngineError:
-    reason = str(error).strip() or type(error).__name__
-    failure = EngineError(f"the engine failed: {reason}")
+    kind, reason = type(error).__name__, str(error).strip()
+    failure = EngineError(
+        f"the engine failed: {kind}: {reason}" if reason else f"the engine failed: {kind}"
+    )
     failure.__cause__ = error
     return failure
+
+
+def _hand_over(news: _News, engine: Engine, deadline: float | None) -> None:
+    for request in news.requests:
+        engine.add(request)
+    for request_id in news.cancellations:
+        engine.cancel(request_id)
+    if deadline is not None:
+        _cancel_what_shall_not_run(engine, is_over=time.monotonic() >= deadline)
 
 
 def _cancel_what_shall_not_run(engine: Engine, *, is_over: bool) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from cbgen.engine.manager.router import Closed, Mail, MailboxGone
+from cbgen.engine.manager.mail import Closed, Mail, MailboxGone
 from cbgen.engine.manager.streams import RequestOutput
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from queue import SimpleQueue
 
 from transformers import PreTrainedModel
 
 from cbgen.engine.events import StepStats
+from cbgen.engine.manager.adding import RequestAdder
 from cbgen.engine.manager.intake import Intake
 from cbgen.engine.manager.lifecycle import Lifecycle
-from cbgen.engine.manager.requests import RequestForm, RequestSettings, token_list
+from cbgen.engine.manager.mail import Mail
+from cbgen.engine.manager.requests import RequestForm, RequestSettings
 from cbgen.engine.manager.results import ResultReader
 from cbgen.engine.manager.router import OutputRouter
 from cbgen.engine.manager.setup import EngineSetup
+from cbgen.engine.manager.streams import RequestOutput
 from cbgen.engine.text.detokenizer import Decoder
 
 logger = logging.getLogger(__name__)
@@ -23,7 +29,7 @@ logger = logging.getLogger(__name__)
 _KEPT_NAME = "_cbgen_manager"
 
 
-class ContinuousBatchingManager(ResultReader):
+class ContinuousBatchingManager(RequestAdder, ResultReader):
     """Answers requests of many threads with one model, in the background.
 
     Made by `cbgen.init_continuous_batching` and `cbgen.continuous_batching_context_manager`. All
@@ -32,7 +38,7 @@ class ContinuousBatchingManager(ResultReader):
 
     Every request ends in exactly one output with a final status, also one that is wrong
     (FAILED, `error` says why), cancelled (CANCELLED, with the tokens so far) or cut short by a hard
-    stop (FAILED, with the tokens so far).
+    stop (FAILED, with the tokens so far). A manager that is dropped while it runs is stopped so.
     """
 
     def __init__(
@@ -43,16 +49,19 @@ class ContinuousBatchingManager(ResultReader):
         tokenizer: Decoder | None = None,
     ) -> None:
         router = OutputRouter()
-        super().__init__(router)
         self._lifecycle = Lifecycle(model, setup, router)
-        self._intake = Intake(self._lifecycle, router, settings, tokenizer)
+        RequestAdder.__init__(self, Intake(self._lifecycle, router, settings, tokenizer))
+        ResultReader.__init__(self, router)
+        # Weak: a kept manager lives with its model, which must not live for ever.
+        weakref.finalize(self, _abandon, weakref.ref(self._lifecycle)).atexit = False
 
     def start(self) -> None:
         """Start the background thread; requests that were added before begin to run.
 
         Raises:
             UsageError: the model, or what was asked of the engine, is not supported.
-            RuntimeError: the manager was destroyed, or is still stopping.
+            RuntimeError: the manager was destroyed or is still stopping, or called from inside of a
+                `pause` of the model.
         """
         if not self._intake.start():
             logger.warning("the manager runs already; start() changes nothing")
@@ -74,7 +83,7 @@ class ContinuousBatchingManager(ResultReader):
             hard_stop: end what is unfinished now; it fails, with the tokens so far.
 
         Raises:
-            RuntimeError: called from inside of this manager's `pause`.
+            RuntimeError: called from inside of a `pause` of the model.
         """
         lifecycle = self._lifecycle
         if lifecycle.session is None:
@@ -90,6 +99,19 @@ class ContinuousBatchingManager(ResultReader):
         if keep_for_next_session and lifecycle.failure is None:
             lifecycle.model.__dict__[_KEPT_NAME] = _KeptManager(self)
 
+    def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
+        """Wait for the end of the background thread, for which something else has to ask.
+
+        Args:
+            stop_trigger_time: has no effect; transformers logs how long ago that was.
+            timeout: seconds to wait; None = any time.
+
+        Raises:
+            RuntimeError: called from inside of a `pause` of the model.
+        """
+        if not self._lifecycle.join(timeout):
+            logger.warning("the manager did not end within %s s; it goes on to its end", timeout)
+
     def destroy(self) -> None:
         """Stop, if need be, and let go of everything; the manager cannot be started again."""
         if self.is_running():
@@ -102,10 +124,26 @@ class ContinuousBatchingManager(ResultReader):
         if kept_manager(self._lifecycle.model) is self:
             del self._lifecycle.model.__dict__[_KEPT_NAME]
 
+    def answer(
+        self, given: Sequence[tuple[str | None, list[int], RequestForm]]
+    ) -> tuple[list[str], Iterator[RequestOutput]]:
+        """Add requests as `add`, followed from the start: nobody else gets their outputs.
+
+        Returns:
+            The ids of all samples in order, and an iterator over the outputs as they come.
+
+        Raises:
+            ManagerStopped, EngineDied, TypeError: as `add_request`.
+        """
+        mailbox: SimpleQueue[Mail] = SimpleQueue()
+        ids = [sample for samples in self.add(given, mailbox) for sample in samples]
+        return ids, self._read(mailbox, set(ids))
+
     def pause(self) -> AbstractContextManager[None]:
         """Hold generation between two steps while a block of code runs.
 
         The model is given back meanwhile: it can be run, trained and its weights changed in place.
+        So every manager of the model is held, and one that is started by another thread waits.
         Requests stay, and can be added and cancelled; cached prefixes are dropped. Several threads
         may hold a pause; generation goes on when the last one leaves.
 
@@ -166,112 +204,18 @@ class ContinuousBatchingManager(ResultReader):
         self._lifecycle.change_setup(setup)
         self._intake.change_settings(settings, tokenizer)
 
-    def add_request(
-        self,
-        input_ids: Iterable[int],
-        request_id: str | None = None,
-        max_new_tokens: int | None = None,
-        streaming: bool = False,
-        record_timestamps: bool = False,
-        eos_token_id: int | list[int] | None = None,
-        **sampling: Any,  # noqa: ANN401  any field of a generation config
-    ) -> str:
-        """Add a request; it runs as soon as there is room.
 
-        Waits while `max_queue_size` requests wait already. A wrong value (an empty prompt, an id
-        that is taken, a temperature below 0, ...) makes the request fail: its output says why.
+def _abandon(reference: weakref.ref[Lifecycle]) -> None:
+    """End what a manager that is collected has left running.
 
-        Args:
-            input_ids: token ids of the prompt: a list, or an array or tensor of one dimension.
-            request_id: id of the request; None = `req_N`.
-            max_new_tokens: most tokens to generate.
-            streaming: give an output after each step that gave tokens; `request_id_iter`.
-            record_timestamps: note in `timestamps` when each token was there.
-            eos_token_id: ids that end the answer, in place of those of the generation config.
-            sampling: other fields of a generation config, for this request alone: `temperature`,
-                `top_k`, `top_p`, `do_sample`, `seed`, `num_return_sequences`, ... Further samples
-                of a request have the ids `ID__child#0`, `ID__child#1`, ...
-
-        Returns:
-            The id.
-
-        Raises:
-            TypeError: a keyword is unknown, or the prompt is no list of integers.
-            ManagerStopped: the manager was stopped or destroyed.
-            EngineDied: the engine has died.
-        """
-        fields = sampling | {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
-        self._intake.check_names(fields)
-        form = RequestForm(streaming=streaming, record_timestamps=record_timestamps, fields=fields)
-        return self.add([(request_id, token_list(input_ids), form)])[0][0]
-
-    def add_requests(
-        self,
-        inputs: Sequence[Iterable[int]],
-        max_new_tokens: int | None = None,
-        streaming: bool = False,
-        record_timestamps: bool = False,
-        *,
-        request_ids: Sequence[str | None] | None = None,
-        generation_configs: Sequence[Mapping[str, Any] | None] | None = None,
-        **sampling: Any,  # noqa: ANN401  any field of a generation config
-    ) -> list[str]:
-        """Add several requests together, in their order.
-
-        Args:
-            inputs: token ids of each prompt.
-            max_new_tokens: for each, as in `add_request`.
-            streaming: as in `add_request`.
-            record_timestamps: as in `add_request`.
-            request_ids: an id, or None, for each of them.
-            generation_configs: for each of them fields of its own, or None; they win over the
-                keywords, which hold for all.
-            sampling: as in `add_request`.
-
-        Returns:
-            The ids, in the order of `inputs`.
-
-        Raises:
-            TypeError, ManagerStopped, EngineDied: as `add_request`.
-            ValueError: `request_ids` or `generation_configs` are more or fewer than `inputs`.
-        """
-        shared = sampling | {"max_new_tokens": max_new_tokens}
-        own = [dict(item or {}) for item in generation_configs or [{}] * len(inputs)]
-        ids = list(request_ids or [None] * len(inputs))
-        for name, given in (("request_ids", ids), ("generation_configs", own)):
-            if len(given) != len(inputs):
-                raise ValueError(f"{len(given)} {name} were given for {len(inputs)} inputs")
-        for fields in [shared, *own]:
-            self._intake.check_names(fields)
-        prompts = [token_list(input_ids) for input_ids in inputs]
-        forms = [
-            RequestForm(
-                streaming=streaming, record_timestamps=record_timestamps, fields=shared | fields
-            )
-            for fields in own
-        ]
-        samples = self.add(list(zip(ids, prompts, forms, strict=True)))
-        return [sample_ids[0] for sample_ids in samples]
-
-    def add(
-        self, given: Sequence[tuple[str | None, list[int], RequestForm]]
-    ) -> list[tuple[str, ...]]:
-        """Add requests, each an id or None, a prompt and the rest; names of fields are known.
-
-        Returns:
-            The ids of each request's samples, the request's own first.
-
-        Raises:
-            ManagerStopped, EngineDied: as `add_request`.
-        """
-        return self._intake.add(given)
-
-    def cancel_request(self, request_id: str) -> None:
-        """End a request and its further samples now; each gives a CANCELLED output.
-
-        A request that is unknown or has ended is left alone.
-        """
-        self._intake.cancel(request_id)
+    The collector calls this, on any thread and at any moment, so it waits for nothing, as starting
+    a thread in the common way would.
+    """
+    lifecycle = reference()
+    session = None if lifecycle is None else lifecycle.session
+    if lifecycle is not None and session is not None and not session.is_stopping:
+        ending = threading.Thread(target=lifecycle.abandon, name="cbgen-abandoned", daemon=True)
+        _thread.start_new_thread(ending.start, ())
 
 
 class _KeptManager:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from cbgen.engine.manager.fields import described
 from cbgen.engine.manager.streams import Progress, RequestOutput, StreamText
 from cbgen.engine.request import Request
 from cbgen.engine.sampling.params import SamplingParams
@@ -84,23 +84,14 @@ def sample_ids(request_id: str, num_samples: int) -> list[str]:
     return [request_id, *(f"{request_id}__child#{index}" for index in range(num_samples - 1))]
 
 
-def token_list(input_ids: Iterable[int]) -> list[int]:
-    """Return token ids as a list of Python integers.
-
-    Args:
-        input_ids: a list, tuple, array or tensor of one dimension.
+def check_request_id(request_id: object) -> None:
+    """Refuse what is no id of a request.
 
     Raises:
-        TypeError: something in it is no integer.
+        TypeError: it is no text.
     """
-    tolist = getattr(input_ids, "tolist", None)
-    values = input_ids if tolist is None else tolist()
-    try:
-        return [operator.index(value) for value in values]
-    except TypeError as error:
-        raise TypeError(
-            f"input_ids must be a flat list of token ids, got {type(input_ids).__name__}: {error}"
-        ) from error
+    if not isinstance(request_id, str):
+        raise TypeError(f"request ids are text, got {described(request_id)}; give str(...) of it")
 
 
 def prepare(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
 
+from cbgen.engine.manager.fields import described
+from cbgen.engine.manager.mail import Closed, Mail
 from cbgen.engine.manager.mailboxes import AsyncMailbox, CallbackMailbox
-from cbgen.engine.manager.router import Closed, Mail, OutputRouter
+from cbgen.engine.manager.requests import check_request_id
+from cbgen.engine.manager.router import OutputRouter
 from cbgen.engine.manager.streams import RequestOutput
 
 
@@ -27,7 +31,8 @@ class ResultReader:
         """Return the next output, of a request or of any, waiting for it if need be.
 
         Args:
-            request_id: None = any request.
+            request_id: None = any request. An output is given once, so without a timeout an id
+                whose output was fetched waits for another request of that id.
             timeout: seconds; None = any time.
 
         Returns:
@@ -36,7 +41,10 @@ class ResultReader:
 
         Raises:
             EngineDied: the engine has failed and nothing is left to fetch.
+            TypeError: the id is no text.
         """
+        if request_id is not None:
+            check_request_id(request_id)
         return self._router.take(request_id, timeout=timeout)
 
     def __iter__(self) -> Iterator[RequestOutput]:
@@ -48,29 +56,38 @@ class ResultReader:
             yield output
 
     def request_id_iter(self, request_id: str) -> Iterator[RequestOutput]:
-        """Yield the outputs of one request until it has ended; each token if it streams."""
-        yield from self._follow([request_id])
+        """Yield the outputs of one request until it has ended; each token if it streams.
+
+        Waits for a request that is not there yet; ends at once where the final output was fetched
+        already, as far as that is remembered (the last 10,000 requests).
+
+        Raises:
+            TypeError: the id is no text.
+        """
+        check_request_id(request_id)
+        return self._follow([request_id])
 
     def as_completed(self, request_ids: Iterable[str]) -> Iterator[RequestOutput]:
-        """Yield the final outputs of some requests as they end."""
+        """Yield the final outputs of some requests as they end; see `request_id_iter`.
+
+        Raises:
+            TypeError: an id is no text, or a single one was given.
+        """
+        if isinstance(request_ids, str):
+            raise TypeError(f"request_ids must be several ids; give [{request_ids!r}]")
         wanted = list(dict.fromkeys(request_ids))
+        for request_id in wanted:
+            check_request_id(request_id)
         return (output for output in self._follow(wanted) if output.is_finished())
 
-    async def request_id_aiter(self, request_id: str) -> AsyncIterator[RequestOutput]:
-        """Yield the outputs of one request until it has ended, for use in an event loop."""
-        mailbox = AsyncMailbox()
-        self._router.follow([request_id], mailbox)
-        try:
-            while True:
-                item = await mailbox.get()
-                if isinstance(item, Closed):
-                    self._raise_failure(item)
-                    return
-                yield item
-                if item.is_finished():
-                    return
-        finally:
-            self._router.unfollow([request_id], mailbox, mailbox.unread)
+    def request_id_aiter(self, request_id: str) -> AsyncIterator[RequestOutput]:
+        """Yield the outputs of one request as `request_id_iter`, for use in an event loop.
+
+        Raises:
+            TypeError: the id is no text.
+        """
+        check_request_id(request_id)
+        return self._follow_in_loop(request_id)
 
     def register_result_handler(
         self, request_id: str, callback: Callable[[RequestOutput], object]
@@ -81,13 +98,18 @@ class ResultReader:
 
         Raises:
             RuntimeError: no event loop runs in this thread.
+            TypeError: the callback is no function, or an `async` one; the id is no text.
         """
-        self._router.follow([request_id], CallbackMailbox(callback))
+        check_request_id(request_id)
+        _check_callback(callback)
+        self._router.follow([request_id], CallbackMailbox(callback), also_later=True)
 
     def _follow(self, request_ids: list[str]) -> Iterator[RequestOutput]:
         mailbox: SimpleQueue[Mail] = SimpleQueue()
-        unended = set(request_ids)
-        self._router.follow(request_ids, mailbox)
+        gone = self._router.follow(request_ids, mailbox)
+        yield from self._read(mailbox, set(request_ids) - gone)
+
+    def _read(self, mailbox: SimpleQueue[Mail], unended: set[str]) -> Iterator[RequestOutput]:
         try:
             while unended:
                 item = mailbox.get()
@@ -100,9 +122,37 @@ class ResultReader:
         finally:
             self._router.unfollow(unended, mailbox, partial(_drain, mailbox))
 
+    async def _follow_in_loop(self, request_id: str) -> AsyncIterator[RequestOutput]:
+        mailbox = AsyncMailbox()
+        if self._router.follow([request_id], mailbox):
+            return
+        try:
+            while True:
+                item = await mailbox.get()
+                if isinstance(item, Closed):
+                    self._raise_failure(item)
+                    return
+                yield item
+                if item.is_finished():
+                    return
+        finally:
+            self._router.unfollow([request_id], mailbox, mailbox.unread)
+
     def _raise_failure(self, closed: Closed) -> None:
         if closed.failure is not None:
             raise self._router.death(closed.failure)
+
+
+def _check_callback(callback: object) -> None:
+    if not callable(callback):
+        raise TypeError(f"the callback must be a function, got {described(callback)}")
+    if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
+        type(callback).__call__
+    ):
+        raise TypeError(
+            "the callback must be a plain function, which is called on the event loop; give "
+            "lambda output: asyncio.create_task(callback(output)), or use request_id_aiter"
+        )
 
 
 def _drain(mailbox: SimpleQueue[Mail]) -> list[RequestOutput]:

@@ -7,62 +7,21 @@ polls: each waiting caller has a mailbox of its own.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol
+from queue import Empty
+from typing import NamedTuple
 
 from cbgen.engine.manager.failures import EngineDied
 from cbgen.engine.manager.kept import KeptOutputs
 from cbgen.engine.manager.leaving import LeavingLock
+from cbgen.engine.manager.mail import Closed, Mail, Mailbox, MailboxGone
 from cbgen.engine.manager.streams import Progress, RequestOutput
 from cbgen.engine.manager.unanswered import UnansweredRequests
+from cbgen.engine.manager.waiters import Waiter, Waiters
 from cbgen.engine.request import FinishReason, RequestStatus
 from cbgen.errors import EngineError
 
 FAILED_CODE = "engine_error"
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """Stands behind the last output: nothing more will come.
-
-    Attributes:
-        failure: what ended the engine, None after a stop.
-        output: in a follower's mailbox after a failure, its request as it failed.
-    """
-
-    failure: EngineError | None = None
-    output: RequestOutput | None = None
-
-
-Mail = RequestOutput | Closed
-
-
-class Mailbox(Protocol):
-    """Takes what a follower is sent; called on the engine's thread."""
-
-    def put(self, item: Mail) -> None:
-        """Take an output or the end of them.
-
-        Raises:
-            MailboxGone: nobody reads it any more.
-        """
-
-
-class MailboxGone(Exception):
-    """The reader of a mailbox has gone away."""
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """One caller who waits for one output."""
-
-    request_id: str | None
-    ends_when_answered: bool
-    mailbox: SimpleQueue[Mail] = field(default_factory=SimpleQueue)
-
 
 Unread = Callable[[], Iterable[RequestOutput]]
 """Takes what nobody has read out of a mailbox."""
@@ -86,8 +45,7 @@ class OutputRouter:
         self._lock = LeavingLock[_Leaver](self._settle)
         self._unanswered = UnansweredRequests()
         self._kept = KeptOutputs()
-        self._waiters: OrderedDict[int, _Waiter] = OrderedDict()
-        self._waiters_by_id: dict[str, OrderedDict[int, _Waiter]] = {}
+        self._waiters = Waiters()
         self._followers: dict[str, list[Mailbox]] = {}
         self._closed: Closed | None = None
         self._is_new = True  # followers may come before the first start
@@ -101,15 +59,19 @@ class OutputRouter:
             self._is_new = self._is_failure_told = False
             self._has_begun = bool(self._unanswered or self._kept)
 
-    def expect(self, samples: Sequence[Progress]) -> bool:
+    def expect(self, samples: Sequence[Progress], follower: Mailbox | None = None) -> bool:
         """Note a request that will be answered; False if an unanswered one has its id.
 
         Args:
             samples: the request, and behind it further samples of it.
+            follower: is sent all of their outputs.
         """
         with self._lock:
             is_new = self._unanswered.add(samples)
             self._has_begun |= is_new
+            if is_new and follower is not None:
+                for sample in samples:
+                    self._followers.setdefault(sample.request.request_id, []).append(follower)
             return is_new
 
     def forget(self, request_ids: Iterable[str]) -> None:
@@ -138,7 +100,7 @@ class OutputRouter:
         with self._lock:
             for output in outputs:
                 if output.is_finished():
-                    self._unanswered.remove(output.request_id)
+                    self._unanswered.answer(output.request_id)
                 self._deliver(output)
             self._end_iterations()
 
@@ -153,11 +115,7 @@ class OutputRouter:
         """Tell everybody that no more outputs will come; what is kept can still be fetched."""
         with self._lock:
             self._closed = Closed(failure)
-            by_id = [each for waiters in self._waiters_by_id.values() for each in waiters.values()]
-            for waiter in [*self._waiters.values(), *by_id]:
-                waiter.mailbox.put(self._closed)
-            self._waiters.clear()
-            self._waiters_by_id.clear()
+            self._waiters.end_all(self._closed)
             for request_id, mailboxes in list(self._followers.items()):
                 progress = self._unanswered.get(request_id)
                 output = _failed(progress, failure) if progress and failure else None
@@ -196,8 +154,8 @@ class OutputRouter:
                 return None
             if self._is_new or (ends_when_answered and self._is_all_answered()):
                 return None
-            waiter = _Waiter(request_id, ends_when_answered)
-            self._waiting(request_id)[id(waiter)] = waiter
+            waiter = Waiter(request_id, ends_when_answered)
+            self._waiters.add(waiter)
         item: Mail | None
         try:
             item = waiter.mailbox.get(timeout=timeout)
@@ -214,8 +172,20 @@ class OutputRouter:
             return None
         return item
 
-    def follow(self, request_ids: Iterable[str], mailbox: Mailbox) -> None:
-        """Send all outputs of some requests to a mailbox from now on, kept ones included."""
+    def follow(
+        self, request_ids: Iterable[str], mailbox: Mailbox, *, also_later: bool = False
+    ) -> set[str]:
+        """Send all outputs of some requests to a mailbox from now on, kept ones included.
+
+        Args:
+            request_ids: may be those of requests to come.
+            mailbox: takes them.
+            also_later: an id that was answered may be used again, and that request is meant.
+
+        Returns:
+            The ids of requests of which nothing comes: others have fetched the final output.
+        """
+        gone = set()
         with self._lock:
             for request_id in request_ids:
                 while (kept := self._kept.take(request_id)) is not None:
@@ -225,8 +195,11 @@ class OutputRouter:
                 else:
                     if self._closed is not None:
                         mailbox.put(self._closed)
+                    elif self._unanswered.was_answered(request_id) and not also_later:
+                        gone.add(request_id)
                     else:
                         self._followers.setdefault(request_id, []).append(mailbox)
+        return gone
 
     def unfollow(self, request_ids: Iterable[str], mailbox: Mailbox, unread: Unread) -> None:
         """Send nothing more to a mailbox, and deliver again what nobody has read in it.
@@ -240,6 +213,16 @@ class OutputRouter:
         with self._lock:
             for output in outputs:
                 self._deliver(output)
+
+    def lose(self, failure: EngineError) -> None:
+        """Close without telling anybody: those who waited are in the process that was forked.
+
+        The lock may be held by a thread that does not exist here.
+        """
+        self._lock = LeavingLock[_Leaver](self._settle)
+        self._waiters = Waiters()
+        self._followers.clear()
+        self._closed = Closed(failure)
 
     def death(self, failure: EngineError) -> EngineDied:
         """Return an exception for one caller who learns of a failure."""
@@ -271,49 +254,26 @@ class OutputRouter:
                     self._followers[request_id] = reached
                 return
             self._followers.pop(request_id, None)
-        waiters = self._waiters_by_id.get(request_id)
-        if waiters:
-            _, waiter = waiters.popitem(last=False)
-            if not waiters:
-                del self._waiters_by_id[request_id]
-            waiter.mailbox.put(output)
-            return
-        self._deliver_to_anybody(output)
+        if not self._waiters.serve(request_id, output):
+            self._deliver_to_anybody(output)
 
     def _deliver_to_anybody(self, output: RequestOutput, *, is_apart: bool = False) -> None:
-        if self._waiters:
-            self._waiters.popitem(last=False)[1].mailbox.put(output)
-            return
-        self._kept.add(output, has_id=not is_apart)
+        if not self._waiters.serve(None, output):
+            self._kept.add(output, has_id=not is_apart)
 
     def _is_all_answered(self) -> bool:
         return self._has_begun and not self._unanswered
 
     def _end_iterations(self) -> None:
         """End the iterations that wait for requests which are all answered; the lock is held."""
-        if not self._waiters or not self._is_all_answered():
-            return
-        for key, waiter in list(self._waiters.items()):
-            if waiter.ends_when_answered:
-                del self._waiters[key]
-                waiter.mailbox.put(Closed())
+        if self._is_all_answered():
+            self._waiters.end_answered(Closed())
 
-    def _waiting(self, request_id: str | None) -> OrderedDict[int, _Waiter]:
-        if request_id is None:
-            return self._waiters
-        return self._waiters_by_id.setdefault(request_id, OrderedDict())
-
-    def _leave(self, waiter: _Waiter) -> Mail | None:
+    def _leave(self, waiter: Waiter) -> Mail | None:
         """Stop waiting; return what arrived in the very last moment."""
         with self._lock:
-            waiting = self._waiting(waiter.request_id)
-            waiting.pop(id(waiter), None)
-            if waiter.request_id is not None and not waiting:
-                del self._waiters_by_id[waiter.request_id]
-        try:
-            return waiter.mailbox.get_nowait()
-        except Empty:
-            return None
+            self._waiters.remove(waiter)
+        return waiter.arrived()
 
     def _raise_failure(self, closed: Closed) -> None:
         if closed.failure is not None:

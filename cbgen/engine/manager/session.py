@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,7 +12,9 @@ from cbgen.engine.events import StepStats
 from cbgen.engine.manager.lending import LentModel
 from cbgen.engine.manager.loop import EngineLoop
 from cbgen.engine.manager.router import OutputRouter
+from cbgen.engine.manager.running import running
 from cbgen.engine.manager.setup import EngineSetup
+from cbgen.engine.manager.sharing import users_of
 from cbgen.engine.manager.streams import Progress, RequestOutput
 from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.plan import resolve
@@ -23,7 +22,10 @@ from cbgen.engine.request import FinishReason, GenerationOutput, Request, Reques
 from cbgen.errors import EngineError
 
 HARD_STOP_CODE = "hard_stop"
-_EXIT_SECONDS = 10.0
+LOST = (
+    "the process was forked, and the engine runs in the one it was forked from; use the manager "
+    "there, or make one with a model that is loaded here"
+)
 
 
 def build(model: PreTrainedModel, setup: EngineSetup) -> BuiltEngine:
@@ -51,8 +53,7 @@ class Session:
         built: its engine.
         router: gets the outputs.
         max_queue_size: see EngineLoop.
-        on_end: called on the engine's thread once the model is given back, before any caller hears
-            of the end.
+        on_end: called on the engine's thread once the model is given back; tells callers.
     """
 
     def __init__(
@@ -66,13 +67,14 @@ class Session:
     ) -> None:
         self.built = built
         self._lent = LentModel(model)
+        self._users = users_of(model)
         self._router = router
         self._on_end = on_end
         self._unended: dict[str, Progress] = {}
         self._advancing: dict[str, Progress] = {}  # those of them that want to know of each step
         self._is_hard_stop = False
-        self._pausing = threading.Lock()
-        self._num_pauses = 0
+        self._is_held = False
+        self._is_lost = False
         self._loop = EngineLoop(
             built.engine,
             self,
@@ -89,7 +91,8 @@ class Session:
         except RuntimeError:  # the system has no thread for it
             self._lent.give_back()
             raise
-        _running.add(self)
+        self._users.add(self)
+        running.add(self)
 
     @property
     def failure(self) -> EngineError | None:
@@ -100,6 +103,16 @@ class Session:
     def is_stopping(self) -> bool:
         """Whether it takes no more requests."""
         return self._loop.is_stopping
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a pause holds it."""
+        return self._is_held
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it runs in the process that this one was forked from."""
+        return self._is_lost
 
     def stats(self) -> StepStats:
         """Return counts as of the last step."""
@@ -133,35 +146,43 @@ class Session:
             self._is_hard_stop = True
         return self._loop.stop(hard_stop=hard_stop, timeout=timeout)
 
-    def pause(self) -> None:
-        """Return once no step runs and the model is given back; `resume` ends this.
+    def join(self, timeout: float | None) -> bool:
+        """Wait for the end, see `EngineLoop.join`."""
+        return self._loop.join(timeout)
+
+    def hold(self) -> None:
+        """Return once no step runs and the model is given back; `release` ends this.
 
         Raises:
-            EngineError: the engine has ended.
+            EngineError: the engine has ended; the model is given back all the same.
         """
-        with self._pausing:
-            if self._num_pauses == 0:
-                self._loop.pause()
-                self._lent.give_back()
-            self._num_pauses += 1
+        try:
+            self._loop.pause()
+        except EngineError:
+            self._lent.give_back()
+            raise
+        self._lent.give_back()
+        self._is_held = True
 
-    def resume(self) -> None:
-        """Take back one `pause`; after the last one the engine goes on."""
-        with self._pausing:
-            self._num_pauses -= 1
-            if self._num_pauses == 0:
-                self._lent.take()
-                self._loop.resume()
-                if self._loop.has_ended:  # it died while it was paused
-                    self._lent.give_back()
+    def release(self) -> None:
+        """Take back `hold`."""
+        self._is_held = False
+        self._lent.take()
+        self._loop.resume()
+        if self._loop.has_ended:  # it died while it was held
+            self._lent.give_back()
+
+    def lose(self) -> None:
+        """Learn that this process was forked and has no thread for the engine."""
+        self._is_lost = True
+        self._router.lose(EngineError(LOST))
 
     def put(self, outputs: Sequence[GenerationOutput]) -> None:
         """Pass on requests that have ended; called by the loop."""
         self._router.put([self._final(output) for output in outputs])
 
     def fail(self, error: EngineError) -> None:
-        """Tell everybody that the engine has died; called by the loop."""
-        self._router.close(error)
+        """Do nothing: everybody was told of the failure by `on_end`."""
 
     def _forget(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -191,20 +212,7 @@ class Session:
             self._router.put(outputs)
 
     def _end(self) -> None:
-        _running.discard(self)
+        running.discard(self)
         self._lent.give_back()
-        failure = self._loop.failure
-        self._on_end(failure)
-        if failure is None:
-            self._router.close()
-
-
-_running: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-@atexit.register
-def _stop_all() -> None:
-    # The threads are daemons, so that a forgotten stop does not keep the process alive; one that is
-    # killed inside of torch may take the interpreter down with it.
-    for session in list(_running):
-        session.stop(hard_stop=True, timeout=_EXIT_SECONDS)
+        self._users.remove(self)  # not earlier: a pause is to find the model given back
+        self._on_end(self._loop.failure)

@@ -1,4 +1,4 @@
-"""Requests that were taken and have not ended."""
+"""Requests that were taken and have not ended, and the names of those that ended last."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from cbgen.engine.manager.streams import Progress
 
+_NUM_REMEMBERED = 10_000
+
 
 class UnansweredRequests:
     """Requests by id, which of them were cancelled, and which are samples of one request.
+
+    The ids of the last that were answered are remembered too, all that there ever were would take
+    memory without end.
 
     Not thread-safe: the router's lock guards it.
     """
@@ -16,6 +21,7 @@ class UnansweredRequests:
     def __init__(self) -> None:
         self._requests: dict[str, Progress] = {}
         self._cancelled: set[str] = set()
+        self._answered: dict[str, None] = {}
         # Both hold only requests with several samples:
         self._samples: dict[str, set[str]] = {}  # unanswered ones, by the id of the first
         self._first_samples: dict[str, str] = {}  # the other way round
@@ -41,6 +47,8 @@ class UnansweredRequests:
         if any(request_id in self._requests for request_id in ids):
             return False
         self._requests.update(zip(ids, samples, strict=True))
+        for request_id in ids:
+            self._answered.pop(request_id, None)
         if len(ids) > 1:
             self._samples[ids[0]] = set(ids)
             self._first_samples.update(dict.fromkeys(ids, ids[0]))
@@ -55,6 +63,17 @@ class UnansweredRequests:
             self._samples[first].discard(request_id)
             if not self._samples[first]:
                 del self._samples[first]
+
+    def answer(self, request_id: str) -> None:
+        """Forget a request but for its id."""
+        self.remove(request_id)
+        self._answered[request_id] = None
+        if len(self._answered) > _NUM_REMEMBERED:
+            del self._answered[next(iter(self._answered))]
+
+    def was_answered(self, request_id: str) -> bool:
+        """Whether a request of that id was answered of late and no other one has come since."""
+        return request_id in self._answered
 
     def cancel(self, request_id: str) -> list[str]:
         """Note that a request is cancelled; return those of its samples that are here."""
