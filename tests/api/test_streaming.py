@@ -115,9 +115,19 @@ def test_a_handler_may_come_before_another_request_of_an_id_that_is_used_again(s
 
 def test_following_waits_for_another_request_of_an_id_that_is_used_again(scripted):
     manager = scripted()
-    for _ in range(2):
+    manager.add_request([1], request_id="a", max_new_tokens=1)
+    assert manager.get_result("a", timeout=PATIENCE) is not None
+    seen: list[cbgen.RequestOutput] = []
+    with manager.pause():
         manager.add_request([1], request_id="a", max_new_tokens=1)
-        assert [output.generated_tokens for output in manager.request_id_iter("a")] == [[2]]
+        reader = threading.Thread(
+            target=lambda: seen.extend(manager.request_id_iter("a")), daemon=True
+        )
+        reader.start()
+        reader.join(0.02)
+        assert reader.is_alive()
+    reader.join(PATIENCE)
+    assert [output.generated_tokens for output in seen] == [[2]]
 
 
 def test_timestamps_of_a_stream_grow_with_it(manager):

@@ -186,7 +186,7 @@ def failing_engine(monkeypatch):
 def test_an_engine_that_fails_ends_with_3_and_its_cause_in_one_line(cbgen, recipe, source):
     finished = cbgen("run", recipe, "-i", source, "--quiet")
     assert (finished.code, finished.out) == (3, "")
-    assert finished.err == "error: the engine failed: device lost\n"
+    assert finished.err == "error: the engine failed: RuntimeError: device lost\n"
 
 
 @pytest.mark.usefixtures("failing_engine")
