@@ -48,6 +48,9 @@ def test_what_is_no_language_model_is_refused(call, model, words):
     [
         (None, "inputs must be a list of prompts, .* got NoneType"),
         ("text", "inputs must be a list of prompts, .* got str"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 1]}, r"for one prompt give \[inputs\]"),
+        ({"input_ids": [[1], [2]], "attention_mask": [[1]]}, "2 rows of input_ids and 1 of"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, "2 tokens and attention_mask 1"),
         (list(PROMPT), r"one flat list; for a single prompt give \[input_ids\]"),
         (torch.tensor(PROMPT), r"one flat Tensor of shape \[5\]; for a single prompt"),
         (

@@ -166,3 +166,31 @@ def test_a_pause_that_is_interrupted_holds_nothing(manager_of, monkeypatch):
 
 def raise_(error: BaseException) -> None:
     raise error
+
+
+def test_outputs_cannot_be_waited_for_in_a_pause_without_a_timeout(manager_of):
+    first, second = manager_of(), manager_of()
+    second.add_request(PROMPT, request_id="done")
+    done = second.request_id_iter("done")
+    assert next(done).is_finished()
+    with first.pause():
+        second.add_request(PROMPT, request_id="a")
+        for wait in (
+            lambda: list(second),
+            lambda: second.get_result("a"),
+            lambda: list(second.request_id_iter("a")),
+            lambda: list(second.as_completed(["a"])),
+        ):
+            with pytest.raises(RuntimeError, match=r"inside of a pause\(\)"):
+                wait()
+    assert second.get_result("a", timeout=PATIENCE).is_finished()
+
+
+def test_outputs_that_are_there_can_be_fetched_in_a_pause(manager_of):
+    manager = manager_of()
+    manager.add_request(PROMPT, request_id="a")
+    manager.add_request(PROMPT, request_id="b")
+    assert manager.get_result("b", timeout=PATIENCE).is_finished()
+    with manager.pause():  # the request that was added first has ended as well
+        assert manager.get_result("a").is_finished()
+        assert list(manager) == []

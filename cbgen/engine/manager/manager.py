@@ -51,7 +51,7 @@ class ContinuousBatchingManager(RequestAdder, ResultReader):
         router = OutputRouter()
         self._lifecycle = Lifecycle(model, setup, router)
         RequestAdder.__init__(self, Intake(self._lifecycle, router, settings, tokenizer))
-        ResultReader.__init__(self, router)
+        ResultReader.__init__(self, router, self._lifecycle.is_pausing)
         # Weak: a kept manager lives with its model, which must not live for ever.
         weakref.finalize(self, _abandon, weakref.ref(self._lifecycle)).atexit = False
 

@@ -38,11 +38,12 @@ def token_list(input_ids: Prompt) -> list[int]:
         ) from error
     if mask is None:
         return token_ids
-    return [
-        token_id
-        for token_id, is_seen in zip(token_ids, _single_row(_plain(mask)), strict=True)
-        if is_seen
-    ]
+    seen = _single_row(_plain(mask))
+    if len(seen) != len(token_ids):
+        raise TypeError(
+            f"{_IDS} has {len(token_ids)} tokens and {_MASK} {len(seen)}; they want the same length"
+        )
+    return [token_id for token_id, is_seen in zip(token_ids, seen, strict=True) if is_seen]
 
 
 def prompt_lists(inputs: Prompts) -> list[list[int]]:
@@ -51,8 +52,12 @@ def prompt_lists(inputs: Prompts) -> list[list[int]]:
     Raises:
         TypeError: it is something else, or a single prompt; the text names the place.
     """
+    if isinstance(inputs, Mapping) and _is_flat(list(_of_tokenizer(inputs)[0])):
+        raise TypeError(
+            "inputs is what a tokenizer returns for a single text; for one prompt give [inputs]"
+        )
     rows = _rows(inputs)
-    if rows and (isinstance(rows[0], int) or getattr(rows[0], "ndim", None) == 0):
+    if _is_flat(rows):
         raise TypeError(
             "inputs must be a list of prompts, each a list of token ids, got one flat "
             f"{_kind(inputs)}; for a single prompt give [input_ids]"
@@ -66,11 +71,20 @@ def prompt_lists(inputs: Prompts) -> list[list[int]]:
     return prompts
 
 
+def _is_flat(rows: Sequence[Any]) -> bool:
+    return bool(rows) and (isinstance(rows[0], int) or getattr(rows[0], "ndim", None) == 0)
+
+
 def _rows(inputs: Prompts) -> list[Any]:
     if isinstance(inputs, Mapping):
         token_ids, mask = _of_tokenizer(inputs)
         if mask is None:
             return list(token_ids)
+        if len(mask) != len(token_ids):
+            raise TypeError(
+                f"inputs has {len(token_ids)} rows of {_IDS} and {len(mask)} of {_MASK}; it wants "
+                "one for each"
+            )
         return [{_IDS: row, _MASK: seen} for row, seen in zip(token_ids, mask, strict=True)]
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
         raise TypeError(

@@ -13,17 +13,25 @@ from cbgen.engine.manager.mailboxes import AsyncMailbox, CallbackMailbox
 from cbgen.engine.manager.requests import check_request_id
 from cbgen.engine.manager.router import OutputRouter
 from cbgen.engine.manager.streams import RequestOutput
+from cbgen.engine.manager.waiters import WouldWait
+
+_IN_A_PAUSE = (
+    "outputs cannot be waited for inside of a pause() of the model, in which no request goes on; "
+    "leave the pause first, or give get_result() a timeout"
+)
 
 
 class ResultReader:
     """The reading half of the manager. An output is given to one caller, once.
 
     Outputs that nobody waits for are kept, also beyond a stop. All methods raise EngineDied if the
-    engine died and nothing is left to fetch.
+    engine died and nothing is left to fetch, and RuntimeError where they would wait without a
+    timeout in a thread that holds a pause of the model.
     """
 
-    def __init__(self, router: OutputRouter) -> None:
+    def __init__(self, router: OutputRouter, is_pausing: Callable[[], bool]) -> None:
         self._router = router
+        self._is_pausing = is_pausing
 
     def get_result(
         self, request_id: str | None = None, timeout: float | None = None
@@ -45,14 +53,14 @@ class ResultReader:
         """
         if request_id is not None:
             check_request_id(request_id)
-        return self._router.take(request_id, timeout=timeout)
+        return self._take(request_id, timeout=timeout)
 
     def __iter__(self) -> Iterator[RequestOutput]:
         """Yield outputs as they come, until every request that was added is answered.
 
         Waits for a first request if there was none yet; ends when the manager stops.
         """
-        while (output := self._router.take(ends_when_answered=True)) is not None:
+        while (output := self._take(ends_when_answered=True)) is not None:
             yield output
 
     def request_id_iter(self, request_id: str) -> Iterator[RequestOutput]:
@@ -104,6 +112,32 @@ class ResultReader:
         _check_callback(callback)
         self._router.follow([request_id], CallbackMailbox(callback), also_later=True)
 
+    def _take(
+        self,
+        request_id: str | None = None,
+        *,
+        timeout: float | None = None,
+        ends_when_answered: bool = False,
+    ) -> RequestOutput | None:
+        may_wait = timeout is not None or not self._is_pausing()
+        try:
+            return self._router.take(
+                request_id,
+                timeout=timeout,
+                ends_when_answered=ends_when_answered,
+                may_wait=may_wait,
+            )
+        except WouldWait:
+            raise RuntimeError(_IN_A_PAUSE) from None
+
+    def _next(self, mailbox: SimpleQueue[Mail]) -> Mail:
+        if not self._is_pausing():
+            return mailbox.get()
+        try:
+            return mailbox.get_nowait()
+        except Empty:
+            raise RuntimeError(_IN_A_PAUSE) from None
+
     def _follow(self, request_ids: list[str]) -> Iterator[RequestOutput]:
         mailbox: SimpleQueue[Mail] = SimpleQueue()
         gone = self._router.follow(request_ids, mailbox)
@@ -112,7 +146,7 @@ class ResultReader:
     def _read(self, mailbox: SimpleQueue[Mail], unended: set[str]) -> Iterator[RequestOutput]:
         try:
             while unended:
-                item = mailbox.get()
+                item = self._next(mailbox)
                 if isinstance(item, Closed):
                     self._raise_failure(item)
                     return

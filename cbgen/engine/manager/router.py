@@ -7,7 +7,7 @@ polls: each waiting caller has a mailbox of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Empty
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from cbgen.engine.manager.leaving import LeavingLock
 from cbgen.engine.manager.mail import Closed, Mail, Mailbox, MailboxGone
 from cbgen.engine.manager.streams import Progress, RequestOutput
 from cbgen.engine.manager.unanswered import UnansweredRequests
-from cbgen.engine.manager.waiters import Waiter, Waiters
+from cbgen.engine.manager.waiters import Waiter, Waiters, WouldWait
 from cbgen.engine.request import FinishReason, RequestStatus
 from cbgen.errors import EngineError
 
@@ -131,6 +131,7 @@ class OutputRouter:
         *,
         timeout: float | None = None,
         ends_when_answered: bool = False,
+        may_wait: bool = True,
     ) -> RequestOutput | None:
         """Return the next output, of a request or of any; wait for it if need be.
 
@@ -138,12 +139,14 @@ class OutputRouter:
             request_id: None = any.
             timeout: seconds; None = any time.
             ends_when_answered: return None once there have been requests and all are answered.
+            may_wait: False = raise in place of waiting.
 
         Returns:
             None after the timeout, when no more outputs come, and before the first `open`.
 
         Raises:
             EngineDied: the engine has failed and nothing is left to fetch.
+            WouldWait: it may not.
         """
         with self._lock:
             kept = self._kept.take(request_id)
@@ -154,6 +157,7 @@ class OutputRouter:
                 return None
             if self._is_new or (ends_when_answered and self._is_all_answered()):
                 return None
+            _check_wait(may_wait=may_wait)
             waiter = Waiter(request_id, ends_when_answered)
             self._waiters.add(waiter)
         item: Mail | None
@@ -166,11 +170,11 @@ class OutputRouter:
             if isinstance(late, RequestOutput):
                 self.give_back([late])
             raise
-        if isinstance(item, Closed):
-            with self._lock:
-                self._raise_failure(item)
-            return None
-        return item
+        if not isinstance(item, Closed):
+            return item
+        with self._lock:
+            self._raise_failure(item)
+        return None
 
     def follow(
         self, request_ids: Iterable[str], mailbox: Mailbox, *, also_later: bool = False
@@ -264,8 +268,7 @@ class OutputRouter:
     def _is_all_answered(self) -> bool:
         return self._has_begun and not self._unanswered
 
-    def _end_iterations(self) -> None:
-        """End the iterations that wait for requests which are all answered; the lock is held."""
+    def _end_iterations(self) -> None:  # the lock is held
         if self._is_all_answered():
             self._waiters.end_answered(Closed())
 
@@ -280,11 +283,8 @@ class OutputRouter:
             raise self._death(closed.failure)
 
     def _death(self, failure: EngineError) -> EngineDied:
-        # One object raised by many threads would mix up their tracebacks.
         self._is_failure_told = True
-        died = EngineDied(str(failure), self._kept.finished())
-        died.__cause__ = failure.__cause__ or failure
-        return died
+        return _died(failure, self._kept.finished())
 
 
 def _failed(progress: Progress, failure: EngineError) -> RequestOutput:
@@ -303,3 +303,15 @@ def _put(mailbox: Mailbox, item: Mail) -> bool:
     except MailboxGone:
         return False
     return True
+
+
+def _died(failure: EngineError, finished: Mapping[str, RequestOutput]) -> EngineDied:
+    # Each caller gets its own: one object raised by many threads would mix up their tracebacks.
+    died = EngineDied(str(failure), finished)
+    died.__cause__ = failure.__cause__ or failure
+    return died
+
+
+def _check_wait(*, may_wait: bool) -> None:
+    if not may_wait:
+        raise WouldWait

@@ -9,6 +9,10 @@ from queue import Empty, SimpleQueue
 from cbgen.engine.manager.mail import Mail
 
 
+class WouldWait(Exception):
+    """Nothing is there, and the caller may not wait."""
+
+
 @dataclass(slots=True, eq=False)
 class Waiter:
     """One of them."""
