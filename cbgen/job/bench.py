@@ -113,7 +113,7 @@ class StepRecorder:
         self.steps.append(StepWork(tuple(spans), num_logits))
 
 
-class _Answers:
+class Answers:
     """The sink of the engine: hands outputs to the thread that waits for them."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ def _refuse_what_does_not_fit(workload: Workload, built: BuiltEngine) -> None:
 def _run(
     built: BuiltEngine, recorder: StepRecorder, workload: Workload, forward_parts: ForwardParts
 ) -> _Timed:
-    answers = _Answers()
+    answers = Answers()
     loop = EngineLoop(built.engine, answers)
     loop.start()
     try:

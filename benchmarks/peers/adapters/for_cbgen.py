@@ -5,7 +5,6 @@ Options are the sections `model` (without its path) and `continuous_batching_con
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
@@ -15,32 +14,12 @@ from job import Job, Request, perform
 from cbgen.engine.build import attached_engine
 from cbgen.engine.manager.loop import EngineLoop
 from cbgen.engine.model.load import load_model
-from cbgen.engine.request import FinishReason, GenerationOutput
+from cbgen.engine.request import FinishReason
 from cbgen.engine.request import Request as EngineRequest
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.errors import EngineError
+from cbgen.job.bench import Answers
 from cbgen.job.heap import frozen_heap
 from cbgen.recipe.load import recipe_from_mapping
-
-
-class Answers:
-    """The sink of the engine's thread."""
-
-    def __init__(self) -> None:
-        self._arrived: queue.SimpleQueue[GenerationOutput | EngineError] = queue.SimpleQueue()
-
-    def put(self, outputs: Sequence[GenerationOutput]) -> None:
-        for output in outputs:
-            self._arrived.put(output)
-
-    def fail(self, error: EngineError) -> None:
-        self._arrived.put(error)
-
-    def wait(self) -> GenerationOutput:
-        arrived = self._arrived.get()
-        if isinstance(arrived, EngineError):
-            raise arrived
-        return arrived
 
 
 class Running:

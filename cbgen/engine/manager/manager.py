@@ -182,7 +182,7 @@ class ContinuousBatchingManager(RequestAdder, ResultReader):
             EngineDied: it has.
         """
         failure = self._lifecycle.failure
-        if failure is not None and not self._router.is_failure_told():
+        if failure is not None and not self._router.is_failure_told:
             raise self._router.death(failure)
 
     def is_running(self) -> bool:

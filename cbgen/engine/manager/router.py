@@ -50,13 +50,14 @@ class OutputRouter:
         self._closed: Closed | None = None
         self._is_new = True  # followers may come before the first start
         self._has_begun = False
-        self._is_failure_told = False
+        self.is_failure_told = False
+        """Whether anybody has learned of the failure since the last `open`."""
 
     def open(self) -> None:
         """Let callers wait again: an engine is there that will answer them."""
         with self._lock:
             self._closed = None
-            self._is_new = self._is_failure_told = False
+            self._is_new = self.is_failure_told = False
             self._has_begun = bool(self._unanswered or self._kept)
 
     def expect(self, samples: Sequence[Progress], follower: Mailbox | None = None) -> bool:
@@ -120,7 +121,7 @@ class OutputRouter:
                 progress = self._unanswered.get(request_id)
                 output = _failed(progress, failure) if progress and failure else None
                 for mailbox in mailboxes:
-                    self._is_failure_told |= _put(mailbox, Closed(failure, output))
+                    self.is_failure_told |= _put(mailbox, Closed(failure, output))
             self._followers.clear()
             for request_id in list(self._unanswered):
                 self._unanswered.remove(request_id)
@@ -157,7 +158,8 @@ class OutputRouter:
                 return None
             if self._is_new or (ends_when_answered and self._is_all_answered()):
                 return None
-            _check_wait(may_wait=may_wait)
+            if not may_wait:
+                raise WouldWait
             waiter = Waiter(request_id, ends_when_answered)
             self._waiters.add(waiter)
         item: Mail | None
@@ -233,10 +235,6 @@ class OutputRouter:
         with self._lock:
             return self._death(failure)
 
-    def is_failure_told(self) -> bool:
-        """Whether anybody has learned of the failure since the last `open`."""
-        return self._is_failure_told
-
     def _settle(self, leaver: _Leaver) -> None:
         for request_id in leaver.request_ids:
             boxes = [b for b in self._followers.pop(request_id, ()) if b is not leaver.mailbox]
@@ -283,7 +281,7 @@ class OutputRouter:
             raise self._death(closed.failure)
 
     def _death(self, failure: EngineError) -> EngineDied:
-        self._is_failure_told = True
+        self.is_failure_told = True
         return _died(failure, self._kept.finished())
 
 
@@ -310,8 +308,3 @@ def _died(failure: EngineError, finished: Mapping[str, RequestOutput]) -> Engine
     died = EngineDied(str(failure), finished)
     died.__cause__ = failure.__cause__ or failure
     return died
-
-
-def _check_wait(*, may_wait: bool) -> None:
-    if not may_wait:
-        raise WouldWait

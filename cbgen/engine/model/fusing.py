@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 _SEQUENCES = ((1, 0, 1), (0, 1))
 _PAGE_SIZE = 2
-_TOLERANCE = 2e-3
-"""Share of the largest logit by which fusing may change one. Rounding changes those of models with
-very large activations by 1e-4 of it, a wrong layer by a tenth."""
+_TOLERANCE = 5e-4
+"""Share of the largest logit by which fusing may change one. Rounding moves those of SmolLM2,
+which has very large activations, by 5e-5 of it; a wrong layer by a tenth."""
 
 
 def fuse_decoder(model: PreTrainedModel, kernels: Kernels, tolerance: float = _TOLERANCE) -> bool:

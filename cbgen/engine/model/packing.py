@@ -16,9 +16,9 @@ from cbgen.errors import EngineError
 logger = logging.getLogger(__name__)
 
 _SEQUENCE = (1, 0, 1)
-_TOLERANCE = 2e-3
-"""Share of the largest logit by which packing may change one. Rounding changes those of models with
-very large activations by 1e-4 of it, a wrong layer by a tenth."""
+_TOLERANCE = 5e-4
+"""Share of the largest logit by which packing may change one. Rounding moves those of SmolLM2,
+which has very large activations, by 5e-5 of it; a wrong layer by a tenth."""
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
