@@ -16,6 +16,8 @@ constexpr int UNITS = CBGEN_PANEL / (2 * W);  // of a panel
 // rows more units, because an accumulator waits several cycles for its next term.
 constexpr int MAX_ROWS = W == 16 ? 12 : 6;
 constexpr int FEW_ROWS = MAX_ROWS / 2;
+// Blocks of rows from which on their outputs are fetched ahead.
+constexpr int64_t MANY_BLOCKS = 6;
 // Deeper products are done in parts, so that a part of a panel and of some rows stays in the
 // second-level cache.
 constexpr int64_t DEPTH_BLOCK = 2048;
@@ -102,6 +104,15 @@ inline void block_of(int rows, const float* input, int64_t input_stride, const C
   }
 }
 
+// Asks for the lines that the first unit's sums will be written to: those of many rows are in no
+// cache any more, and a block would wait for them at its end.
+inline void fetch_output(const Columns& columns, int64_t output_stride, int64_t rows) {
+  for (int64_t r = 0; r < rows; r++) {
+    __builtin_prefetch(columns.output[0] + r * output_stride, 1);
+    __builtin_prefetch(columns.output[0] + r * output_stride + 16, 1);
+  }
+}
+
 // Rows are cut into blocks of nearly the same number: 13 are 7 and 6, not 12 and 1.
 template <class Format, int NUM_UNITS>
 void all_rows(const CbgenLinear& linear, const Columns& columns, int64_t output_stride,
@@ -114,6 +125,7 @@ void all_rows(const CbgenLinear& linear, const Columns& columns, int64_t output_
     const int64_t end = rows * (b + 1) / blocks;
     Columns here = columns;
     for (int u = 0; u < NUM_UNITS; u++) here.output[u] += begin * output_stride;
+    if (blocks >= MANY_BLOCKS) fetch_output(here, output_stride, end - begin);
     block_of<Format, NUM_UNITS, most>(
         static_cast<int>(end - begin), linear.input + (first_row + begin) * linear.input_stride,
         linear.input_stride, here, output_stride, first, last);

@@ -16,6 +16,16 @@ constexpr int64_t FEW_ROWS = 6;
 // Fewer floats than this are not worth waking a thread for.
 constexpr int64_t FLOATS_PER_TASK = 8192;
 
+// Steps, at least so many, by which the tasks of all row blocks keep the threads evenly busy, if that
+// takes few more: the last of 15 tasks is alone on one of two threads.
+int64_t even_steps(int64_t least, int64_t most, int64_t row_blocks, int64_t threads) {
+  const int64_t end = std::min(most + 1, least + threads);
+  for (int64_t steps = least; steps < end; steps++) {
+    if (steps * row_blocks % threads == 0) return steps;
+  }
+  return least;
+}
+
 // Runs kernel(first row, last row, first panel, last panel) over a whole product.
 template <class Kernel>
 void run_blocks(const CbgenLinear& linear, int64_t row_bytes, int64_t threads,
@@ -25,14 +35,16 @@ void run_blocks(const CbgenLinear& linear, int64_t row_bytes, int64_t threads,
   const int64_t row_blocks = (linear.rows + row_block - 1) / row_block;
   // Few rows want two panels at once, to have enough chains of sums.
   const int64_t together = linear.rows <= FEW_ROWS ? 2 : 1;
+  const int64_t pieces = (panels + together - 1) / together;
   const int64_t wanted = std::max<int64_t>(1, threads * TASKS_PER_THREAD / row_blocks);
-  const int64_t step = together * std::max<int64_t>(1, panels / together / wanted);
-  const int64_t steps = (panels + step - 1) / step;
+  const int64_t step = std::max<int64_t>(1, pieces / wanted);
+  const int64_t steps = even_steps((pieces + step - 1) / step, pieces, row_blocks, threads);
   for_each(row_blocks * steps, threads, [&](int64_t i, int64_t) {
     const int64_t first_row = i / steps * linear.rows / row_blocks;
     const int64_t last_row = (i / steps + 1) * linear.rows / row_blocks;
-    const int64_t panel = i % steps * step;
-    kernel(first_row, last_row, panel, std::min(panels, panel + step));
+    const int64_t first_panel = i % steps * pieces / steps * together;
+    const int64_t last_panel = (i % steps + 1) * pieces / steps * together;
+    kernel(first_row, last_row, first_panel, std::min(panels, last_panel));
   });
 }
 
