@@ -77,14 +77,14 @@ class Step {
       has_addend_ = true;
     }
     norm(nullptr, 0, s_.tokens);
-    give_wanted_back();
+    give_wanted();
   }
 
  private:
   // Leaves the rows that are wanted alone: behind the last keys and values the others serve nobody.
   // They must be the last ones of their requests, as attention takes queries to be.
   void keep_wanted() {
-    if (s_.wanted == nullptr || s_.num_wanted == s_.tokens) return;
+    if (s_.num_wanted == s_.tokens) return;
     std::vector<int64_t> starts{0};
     int64_t count = 0;
     for (int64_t r = 0; r < s_.requests; r++) {
@@ -107,18 +107,24 @@ class Step {
       std::memmove(heads_ + i * heads_stride_ + d_.query_offset,
                    heads_ + row * heads_stride_ + d_.query_offset, queries * sizeof(float));
     }
-    all_hidden_ = s_.hidden;
+    is_apart_ = true;
     s_.hidden = wanted_hidden_.data();
     s_.tokens = count;
     s_.query_starts = query_starts_.data();
   }
 
-  void give_wanted_back() {
-    if (all_hidden_ == nullptr) return;
-    for (int64_t i = 0; i < s_.tokens; i++) {
-      std::memcpy(all_hidden_ + s_.wanted[i] * d_.hidden_size, s_.hidden + i * d_.hidden_size,
-                  d_.hidden_size * sizeof(float));
-    }
+  void give_wanted() {
+    for_rows(s_.num_wanted, d_.hidden_size, [&](int64_t begin, int64_t end) {
+      CbgenNorm norm{};
+      norm.size = d_.hidden_size;
+      norm.weight = d_.last_norm;
+      norm.epsilon = d_.epsilon;
+      for (int64_t i = begin; i < end; i++) {
+        norm.hidden = s_.hidden + (is_apart_ ? i : s_.wanted[i]) * d_.hidden_size;
+        norm.output = s_.output + i * d_.hidden_size;
+        current_kernels().norm(norm, 0, 1);
+      }
+    });
   }
 
   template <class Function>
@@ -245,7 +251,7 @@ class Step {
   Clock clock_;
   std::vector<float> wanted_hidden_;
   std::vector<int64_t> query_starts_;  // of the rows that are wanted
-  float* all_hidden_ = nullptr;        // once they are apart
+  bool is_apart_ = false;  // whether the hidden states are those of the rows that are wanted
   bool has_addend_ = false;  // whether `addend_` is still to be added to the hidden states
   int64_t normed_stride_, heads_stride_, attended_size_, gates_stride_;
   float *addend_, *heads_, *attended_, *normed_, *gates_;

@@ -1,4 +1,4 @@
-// The decoder layers of a model and what a step hands them; plain C layout, as Python describes it.
+// The decoder layers of a model, its last norm, and what a step hands them; plain C layout, as Python describes it.
 #pragma once
 
 #include "kernels.h"
@@ -29,6 +29,7 @@ struct CbgenDecoderLayer {
 struct CbgenDecoder {
   const CbgenDecoderLayer* layers;
   int64_t num_layers;
+  const float* last_norm;  // [hidden_size]
   int64_t hidden_size;
   int64_t heads;
   int64_t kv_heads;
@@ -53,7 +54,7 @@ struct CbgenStepGroup {
 };
 
 struct CbgenStep {
-  float* hidden;  // [tokens][hidden_size], before and after; rows that are not wanted hold anything
+  float* hidden;  // [tokens][hidden_size] before the layers; anything afterwards
   int64_t tokens;
   const float* cos;  // [tokens][rotary_dim]
   const float* sin;
@@ -61,8 +62,9 @@ struct CbgenStep {
   const int64_t* key_lens;      // [requests]
   int64_t requests;
   const CbgenStepGroup* groups;
-  const int64_t* wanted;  // [num_wanted] rows of `hidden` that somebody reads, ascending; null = all
+  const int64_t* wanted;  // [num_wanted] tokens whose hidden states are wanted, ascending
   int64_t num_wanted;
+  float* output;  // [num_wanted][hidden_size] behind the last norm
   double* seconds;  // [CBGEN_PARTS], added to
 };
 

@@ -68,6 +68,7 @@ class Decoder(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(DecoderLayer)),
         ("num_layers", ctypes.c_int64),
+        ("last_norm", ctypes.c_void_p),
         ("hidden_size", ctypes.c_int64),
         ("heads", ctypes.c_int64),
         ("kv_heads", ctypes.c_int64),
@@ -109,5 +110,6 @@ class Step(ctypes.Structure):
         ("groups", ctypes.POINTER(StepGroup)),
         ("wanted", ctypes.c_void_p),
         ("num_wanted", ctypes.c_int64),
+        ("output", ctypes.c_void_p),
         ("seconds", ctypes.c_void_p),
     )

@@ -39,7 +39,7 @@ class _StepContext:
         backend: AttentionBackend,
     ) -> None:
         self.positions = inputs.position_ids[0]
-        step = PagedStep(layers, inputs.attention, inputs.logit_indices)
+        step = PagedStep(layers, inputs.attention)
         self.paged = step if backend.capabilities.serves_decoder else None
         self._step = step
         self._backend = backend

@@ -121,11 +121,23 @@ def test_other_models_keep_their_layers(library: Kernels, name):
     assert list(model.modules()) == before
 
 
-def test_a_model_of_another_class_by_the_same_name_keeps_its_layers(library: Kernels):
+@pytest.mark.parametrize(
+    "place", ["", "model", "model.rotary_emb", "model.norm", "model.layers.1", "model.layers.1.mlp"]
+)
+def test_a_model_with_a_class_of_somebody_else_keeps_its_layers(library: Kernels, place):
     model = copy.deepcopy(tiny_model("llama"))
     pack_linears(model, library)
-    own = type("LlamaMLP", (type(model.model.layers[0].mlp),), {"__module__": "elsewhere"})
-    model.model.layers[1].mlp.__class__ = own
+    module = model.get_submodule(place)
+    # By the same name: it may compute anything.
+    own = type(type(module).__name__, (type(module),), {"__module__": "elsewhere"})
+    module.__class__ = own
+    assert not fuse_decoder(model, library)
+
+
+def test_a_last_norm_of_another_epsilon_keeps_a_models_layers(library: Kernels):
+    model = copy.deepcopy(tiny_model("llama"))
+    pack_linears(model, library)
+    model.model.norm.variance_epsilon *= 2
     assert not fuse_decoder(model, library)
 
 

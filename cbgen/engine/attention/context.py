@@ -36,8 +36,6 @@ class PagedStep:
     layers: PagedLayers
     attention: tuple[AttentionMetadata, ...]
     """One entry for each layer group."""
-    logit_indices: torch.Tensor | None = None
-    """[s] int64, ascending: the tokens whose hidden states are read in the end; None = all."""
 
 
 class ForwardContext(Protocol):

@@ -1,71 +1,82 @@
-"""All decoder layers of a model as one module, whose step is one call of the C++ kernels.
+"""A model whose decoder layers and last norm are one call of the C++ kernels a step.
 
-It stands alone in the model's list of layers. The layers that it stands for remain in it, and run
-one after the other where attention is not that of the kernels: in a probe, or with another backend.
+A module stands for all layers in the model's list of layers. Those that it stands for remain in it,
+and run one after the other where attention is not that of the kernels: in a probe, or with another
+backend. Within a step the model's own code is passed by: embedding, rotary embedding of the
+positions, the call, head.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from cbgen.engine.attention.context import PagedLayers, PagedStep, paged_step
+from cbgen.engine.attention.context import PagedLayers, PagedStep
 from cbgen.engine.attention.metadata import AttentionMetadata
-from cbgen.engine.model.decoder_layers import describe
+from cbgen.engine.model.decoder_layers import ModelParts, describe
 from cbgen.engine.native import Kernels
 from cbgen.engine.native_decoder import PARTS, Cache, Step, StepGroup
 
 
 class FusedDecoder(nn.Module):
-    """Stands for decoder layers that `decoder_layers.find_layers` has found."""
+    """Stands for the decoder layers of a model that `decoder_layers.find_parts` has found."""
 
-    def __init__(self, layers: nn.ModuleList, kernels: Kernels) -> None:
+    def __init__(self, parts: ModelParts, kernels: Kernels) -> None:
         super().__init__()
-        self.layers = layers
+        self.layers = parts.layers
+        # Behind a plain object, so that the other parts stay the model's alone.
+        self._parts = parts
         self._kernels = kernels
-        self._description = describe(layers)
+        self._description = describe(parts)
         self._placed: PagedLayers | None = None
         """The pages that the description points to."""
         self._seconds = (ctypes.c_double * len(PARTS))()
         self._lock = threading.Lock()
         """Held while the description is used: two engines may run one model."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor | None = None,
-        **options: object,
-    ) -> torch.Tensor:
-        """Return [1, T, hidden size] of [1, T, hidden size]; any values where no logits are wanted.
+    def forward(self, hidden_states: torch.Tensor, **options: object) -> torch.Tensor:
+        """Return [1, T, hidden size] of [1, T, hidden size] by the layers, one after the other.
 
         Args:
-            hidden_states: float32.
-            position_embeddings: cos and sin, [1, T, head size] float32 each.
-            attention_mask: of the first layer; None within a step.
-            options: whatever else the model hands to a layer; it matters to its own layers alone.
+            hidden_states: of the model's dtype.
+            options: whatever else the model hands to a layer.
         """
-        step = paged_step()
-        if step is None or attention_mask is not None:
-            for layer in self.layers:
-                hidden_states = layer(
-                    hidden_states,
-                    position_embeddings=position_embeddings,
-                    attention_mask=attention_mask,
-                    **options,
-                )
-            return hidden_states
-        output = hidden_states.clone(memory_format=torch.contiguous_format)
-        rotary = [each[0].contiguous() for each in position_embeddings]
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **options)
+        return hidden_states
+
+    def logits(
+        self,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        logit_indices: torch.Tensor,
+        step: PagedStep,
+    ) -> torch.Tensor:
+        """Run the whole model over the tokens of a step.
+
+        Args:
+            token_ids: [1, T] int64.
+            position_ids: [1, T] int64.
+            logit_indices: [n] int64, ascending: the tokens whose logits are wanted.
+            step: what attention needs.
+
+        Returns:
+            [n, vocab] float32 logits.
+        """
+        parts = self._parts
+        hidden: torch.Tensor = parts.embedding(token_ids)
+        cos, sin = (each[0].contiguous() for each in parts.rotary(hidden, position_ids))
+        output = torch.empty(len(logit_indices), hidden.shape[-1])
         with self._lock:
             if step.layers is not self._placed:
                 self._place(step.layers)
-            self._run(output[0], rotary, step)
-        return output
+            self._run(hidden[0], (cos, sin), logit_indices, output, step)
+        logits: torch.Tensor = parts.head(output)
+        return logits
 
     def take_seconds(self) -> dict[str, float]:
         """Return the seconds that each part took since the last time this was asked."""
@@ -88,9 +99,16 @@ class FusedDecoder(nn.Module):
             layer.group = pages.group_of[index]
         self._placed = pages
 
-    def _run(self, hidden: torch.Tensor, rotary: Sequence[torch.Tensor], step: PagedStep) -> None:
-        """Run all layers over hidden states [T, hidden size], in place."""
-        first, wanted = step.attention[0], step.logit_indices
+    def _run(
+        self,
+        hidden: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        wanted: torch.Tensor,
+        output: torch.Tensor,
+        step: PagedStep,
+    ) -> None:
+        """Run all layers over hidden states [T, hidden size], which are used up."""
+        first = step.attention[0]
         # Arrays must live until the call: the arguments hold addresses alone.
         groups = (StepGroup * len(step.attention))(*map(_group, step.attention))
         lists = (*first.query_starts, *first.key_lens)
@@ -106,17 +124,27 @@ class FusedDecoder(nn.Module):
             key_lens=address + len(first.query_starts) * ctypes.sizeof(ctypes.c_int64),
             requests=first.num_requests,
             groups=groups,
-            wanted=None if wanted is None else wanted.data_ptr(),
-            num_wanted=0 if wanted is None else len(wanted),
+            wanted=wanted.data_ptr(),
+            num_wanted=len(wanted),
+            output=output.data_ptr(),
             seconds=ctypes.addressof(self._seconds),
         )
         self._kernels.decode(self._description.decoder, arguments)
 
 
-def take_part_seconds(model: nn.Module) -> dict[str, float]:
+def find_decoder(model: PreTrainedModel) -> FusedDecoder | None:
+    """Return what stands for the layers of a model; None if they are its own."""
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) != 1:
+        return None
+    (only,) = layers
+    return only if isinstance(only, FusedDecoder) else None
+
+
+def take_part_seconds(model: PreTrainedModel) -> dict[str, float]:
     """Return `FusedDecoder.take_seconds` of a model; empty if its layers are not fused."""
-    found = [module for module in model.modules() if isinstance(module, FusedDecoder)]
-    return found[0].take_seconds() if found else {}
+    decoder = find_decoder(model)
+    return decoder.take_seconds() if decoder else {}
 
 
 def _group(metadata: AttentionMetadata) -> StepGroup:

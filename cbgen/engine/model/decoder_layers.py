@@ -1,4 +1,4 @@
-"""Recognizes the decoder layers of Llama-like models and describes them to the C++ kernels."""
+"""Recognizes Llama-like models and describes their decoder layers to the C++ kernels."""
 
 from __future__ import annotations
 
@@ -24,10 +24,23 @@ _PREFIXES = {
 }
 """Names of transformers' modules -> how their classes begin.
 
-Layers of these models are: norm, attention with rotary positions, norm, gated feed-forward with
-SiLU; each half is added to what came in."""
+These models are an embedding, a rotary embedding of the positions, layers, a norm and a head. Their
+layers are: norm, attention, norm, gated feed-forward with SiLU; each half is added to what came
+in."""
 
 _SILU = ("SiLU", "SiLUActivation")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What a model consists of, in the order in which it is computed."""
+
+    embedding: nn.Module
+    rotary: nn.Module
+    """(hidden states, position ids [1, T]) -> cos and sin, [1, T, head size]."""
+    layers: nn.ModuleList
+    norm: nn.Module
+    head: nn.Module
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +52,33 @@ class DecoderDescription:
     layer_indices: tuple[int, ...]
 
 
-def find_layers(model: PreTrainedModel) -> nn.ModuleList | None:
-    """Return the list of decoder layers of a model that the kernels can run; None if they cannot.
+def find_parts(model: PreTrainedModel) -> ModelParts | None:
+    """Return the parts of a model whose layers the kernels can run; None if they cannot.
 
     Every module is recognized by its very class, and every linear layer must be a packed one.
     """
-    owner = model.get_decoder()
-    layers = getattr(owner, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or not len(layers):
+    found: Any = model
+    own = _OwnClasses.of(model)
+    if own is None or not own.has(model, "ForCausalLM") or not own.has(found.model, "Model"):
         return None
-    if not all(_is_known(layer) for layer in layers):
-        return None
-    return layers if len({_geometry(layer) for layer in layers}) == 1 else None
+    owner = found.model
+    parts = ModelParts(
+        owner.embed_tokens, owner.rotary_emb, owner.layers, owner.norm, found.lm_head
+    )
+    layers: list[Any] = list(parts.layers)
+    is_known = (
+        bool(layers)
+        and all(_is_known(layer, own) for layer in layers)
+        and own.has(parts.rotary, "RotaryEmbedding")
+        and _are_norms([owner.norm, layers[0].input_layernorm], own)
+        and len({_geometry(layer) for layer in layers}) == 1
+    )
+    return parts if is_known else None
 
 
-def describe(layers: nn.ModuleList) -> DecoderDescription:
-    """Describe layers that `find_layers` has found; their caches and groups are still to be set."""
+def describe(parts: ModelParts) -> DecoderDescription:
+    """Describe what `find_parts` has found; caches and groups of the layers are still to be set."""
+    layers = parts.layers
     described = (DecoderLayer * len(layers))()
     for layer, place in zip(layers, described, strict=True):
         _describe_layer(layer, place)
@@ -67,6 +91,7 @@ def describe(layers: nn.ModuleList) -> DecoderDescription:
     decoder = Decoder(
         layers=described,
         num_layers=len(layers),
+        last_norm=parts.norm.get_parameter("weight").data_ptr(),
         hidden_size=attention.o_proj.packed.columns,
         heads=attention.q_proj.packed.columns // head_dim,
         kv_heads=attention.k_proj.packed.columns // head_dim,
@@ -127,20 +152,34 @@ def _offsets(linears: Sequence[PackedLinear]) -> list[int]:
     return offsets
 
 
-def _is_known(layer: Any) -> bool:  # noqa: ANN401  a model's own class
-    home = type(layer).__module__
-    name = home.rpartition(".")[2].removeprefix("modeling_")
-    prefix = _PREFIXES.get(name)
-    if prefix is None or home != f"transformers.models.{name}.modeling_{name}":
-        return False
+@dataclass(frozen=True, slots=True)
+class _OwnClasses:
+    """The classes of one of transformers' modules."""
 
-    def is_own(module: object, kind: str) -> bool:
-        return type(module).__module__ == home and type(module).__name__ == prefix + kind
+    home: str
+    prefix: str
 
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> _OwnClasses | None:
+        """Return those that a model is made of, if it is of a module that is known."""
+        home = type(model).__module__
+        name = home.rpartition(".")[2].removeprefix("modeling_")
+        prefix = _PREFIXES.get(name)
+        if prefix is None or home != f"transformers.models.{name}.modeling_{name}":
+            return None
+        return cls(home, prefix)
+
+    def has(self, module: object, kind: str) -> bool:
+        """Return whether the class of a module is the one of that kind."""
+        found = type(module)
+        return found.__module__ == self.home and found.__name__ == self.prefix + kind
+
+
+def _is_known(layer: Any, own: _OwnClasses) -> bool:  # noqa: ANN401  a model's own class
     if not (
-        is_own(layer, "DecoderLayer")
-        and is_own(layer.self_attn, "Attention")
-        and is_own(layer.mlp, "MLP")
+        own.has(layer, "DecoderLayer")
+        and own.has(layer.self_attn, "Attention")
+        and own.has(layer.mlp, "MLP")
     ):
         return False
     attention = layer.self_attn
@@ -148,10 +187,16 @@ def _is_known(layer: Any) -> bool:  # noqa: ANN401  a model's own class
     if hasattr(attention, "q_norm"):
         norms += [attention.q_norm, attention.k_norm]
     return (
-        all(is_own(norm, "RMSNorm") and _is_plain(norm.weight) for norm in norms)
-        and len({norm.variance_epsilon for norm in norms}) == 1
+        _are_norms(norms, own)
         and all(isinstance(linear, PackedLinear) for linear in _linears(layer))
         and type(layer.mlp.act_fn).__name__ in _SILU
+    )
+
+
+def _are_norms(norms: Sequence[Any], own: _OwnClasses) -> bool:
+    """Return whether these are the model's norms, of one epsilon, in float32."""
+    return all(own.has(norm, "RMSNorm") and _is_plain(norm.weight) for norm in norms) and (
+        len({norm.variance_epsilon for norm in norms}) == 1
     )
 
 

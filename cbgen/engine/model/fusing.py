@@ -17,7 +17,8 @@ from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.decoder import FusedDecoder
-from cbgen.engine.model.decoder_layers import find_layers, layer_indices
+from cbgen.engine.model.decoder_layers import find_parts, layer_indices
+from cbgen.engine.model.probe import run_model
 from cbgen.engine.native import Kernels
 
 logger = logging.getLogger(__name__)
@@ -42,16 +43,16 @@ def fuse_decoder(model: PreTrainedModel, kernels: Kernels, tolerance: float = _T
     Returns:
         Whether they are fused.
     """
-    layers = find_layers(model)
-    if layers is None:
+    parts = find_parts(model)
+    if parts is None:
         return False
+    owner = model.get_decoder()
     with attached(model), torch.inference_mode():
-        wanted = _logits(model, layers, is_fused=False)
-        owner = model.get_decoder()
-        owner.layers = nn.ModuleList([FusedDecoder(layers, kernels)])
-        difference = (_logits(model, layers, is_fused=True) - wanted).abs().max()
+        wanted = _logits(model, parts.layers, is_fused=False)
+        owner.layers = nn.ModuleList([FusedDecoder(parts, kernels)])
+        difference = (_logits(model, parts.layers, is_fused=True) - wanted).abs().max()
     if not difference <= tolerance * wanted.abs().max():
-        owner.layers = layers
+        owner.layers = parts.layers
         logger.warning(
             "decoder layers run one operation after the other: fused, they change a logit by %g",
             difference,
@@ -87,7 +88,7 @@ class _Pages:
 
 
 def _logits(model: PreTrainedModel, layers: nn.ModuleList, *, is_fused: bool) -> torch.Tensor:
-    """Return the logits of some short sequences, one behind the other: [1, T, vocab]."""
+    """Return the logits of some short sequences, one behind the other: [T, vocab]."""
     token_ids = torch.tensor([[token for each in _SEQUENCES for token in each]])
     positions = torch.cat([torch.arange(len(each)) for each in _SEQUENCES])
     caches = {
@@ -95,12 +96,8 @@ def _logits(model: PreTrainedModel, layers: nn.ModuleList, *, is_fused: bool) ->
         for index, layer in zip(layer_indices(layers), layers, strict=True)
     }
     with forward_context(_Pages(caches, positions, is_fused=is_fused)):
-        logits: torch.Tensor = model(
-            input_ids=token_ids,
-            position_ids=positions[None],
-            attention_mask=torch.ones_like(token_ids),
-            use_cache=False,
-        ).logits
+        every = torch.arange(len(positions))
+        logits = run_model(model, token_ids, positions[None], every)
     return logits.float()
 
 

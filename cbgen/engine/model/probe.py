@@ -15,9 +15,10 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cbgen.engine.attention.base import LayerAttention
-from cbgen.engine.attention.context import PagedStep, forward_context
+from cbgen.engine.attention.context import PagedStep, forward_context, paged_step
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.model.attach import attached
+from cbgen.engine.model.decoder import find_decoder
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.model.linears import packed_bytes
 from cbgen.errors import UsageError
@@ -128,7 +129,7 @@ def run_model(
     position_ids: torch.Tensor,
     logit_indices: torch.Tensor,
 ) -> torch.Tensor:
-    """Run one packed forward pass.
+    """Run one packed forward pass; by the C++ kernels, where they have the model's layers.
 
     The mask of ones keeps transformers from looking for packed sequences in the positions, which
     costs a device synchronization; the mask function of the hook then drops it.
@@ -142,6 +143,9 @@ def run_model(
     Returns:
         [n, vocab] logits in the model's dtype.
     """
+    step, decoder = paged_step(), find_decoder(model)
+    if step is not None and decoder is not None:
+        return decoder.logits(token_ids, position_ids, logit_indices, step)
     output = model(
         input_ids=token_ids,
         position_ids=position_ids,
