@@ -197,7 +197,8 @@ void attend_tile(const Work& w, const Tile& tile, Ahead& ahead) {
   const float* keys[TILE];
   const float* values[TILE];
   for (int64_t head = 0; head < w.task.num_heads; head++) {
-    for (int i = 0; i < TILE; i++) keys[i] = w.s.zeros;
+    for (int64_t i = 0; i < tile.begin; i++) keys[i] = w.s.zeros;
+    for (int64_t i = tile.end; i < TILE; i++) keys[i] = w.s.zeros;
     read_all(w, tile.keys, tile.key_pages, head, tile.begin, tile.end, w.a.key_dim, w.s.wide_keys,
              keys);
     read_all(w, tile.values, tile.value_pages, head, tile.begin, tile.end, w.a.value_dim,

@@ -111,12 +111,17 @@ class Ahead {
     aim_at_tile();
   }
 
-  // Asks for the next few lines.
+  // Asks for the next few lines; a key that ends between them costs lines behind it. It runs within
+  // inner loops, whose time it must not take.
   void step() {
-    for (int i = 0; i < LINES_A_STEP; i++) {
-      if (line_ >= line_end_ && !aim()) return;
-      __builtin_prefetch(line_, 0, 2);
-      line_ += 64;
+    if (line_ == nullptr) return;
+    for (int i = 0; i < LINES_A_STEP; i++) __builtin_prefetch(line_ + i * 64, 0, 2);
+    line_ += LINES_A_STEP * 64;
+    if (line_ < line_end_) return;
+    if (++place_ < tile_.end) {
+      aim_at_token();
+    } else {
+      aim();
     }
   }
 
@@ -127,28 +132,25 @@ class Ahead {
   }
 
  private:
-  // Goes to the next token, to the values behind the keys, to the next tile; false if there is none.
-  bool aim() {
-    if (line_ == nullptr) return false;
-    if (++place_ >= tile_.end) {
-      if (is_at_values_) return aim_at_tile();
-      is_at_values_ = true;
-      place_ = tile_.begin;
-    }
+  // Goes to the values behind the keys, or to the next tile.
+  __attribute__((noinline)) void aim() {
+    if (tokens_ == tile_.values) return aim_at_tile();
+    tokens_ = tile_.values;
+    bytes_ = value_bytes_;
+    place_ = tile_.begin;
     aim_at_token();
-    return true;
   }
 
   void aim_at_token() {
-    line_ = is_at_values_ ? tile_.values[place_] : tile_.keys[place_];
-    line_end_ = line_ + (is_at_values_ ? value_bytes_ : key_bytes_);
+    line_ = tokens_[place_];
+    line_end_ = line_ + bytes_;
   }
 
-  bool aim_at_tile() {
-    line_ = line_end_ = nullptr;
-    if (tiles_left_ == 0) return false;
+  void aim_at_tile() {
+    line_ = nullptr;
+    if (tiles_left_ == 0) return;
     if (position_ >= last_) {
-      if (next_ == nullptr) return false;
+      if (next_ == nullptr) return;
       task_ = next_;
       next_ = nullptr;
       position_ = task_begin(a_, *task_);
@@ -158,12 +160,13 @@ class Ahead {
     position_ = tile_.position + TILE;
     tiles_left_--;
     const int64_t more_heads = task_->num_heads - 1;
-    key_bytes_ = more_heads * tile_.key_pages.head_stride + tile_.key_pages.bytes;
+    const int64_t key_bytes =
+        more_heads * tile_.key_pages.head_stride + tile_.key_pages.bytes;
     value_bytes_ = more_heads * tile_.value_pages.head_stride + tile_.value_pages.bytes;
-    is_at_values_ = false;
+    tokens_ = tile_.keys;
+    bytes_ = key_bytes;
     place_ = tile_.begin;
     aim_at_token();
-    return true;
   }
 
   const CbgenAttention& a_;
@@ -173,27 +176,28 @@ class Ahead {
   int64_t last_;      // end of the task
   int64_t tiles_left_ = TILES_AHEAD;  // that may be begun
   Tile tile_;
-  int64_t key_bytes_, value_bytes_;  // of one token under all heads of the task
+  const char* const* tokens_ = nullptr;  // keys or values of the tile
+  int64_t bytes_, value_bytes_;          // of one token under all heads of the task
   int64_t place_;
-  const char* line_ = nullptr;
+  const char* line_ = nullptr;  // null = nothing is left
   const char* line_end_ = nullptr;
-  bool is_at_values_ = false;
 };
 
 // float32 keys (or values) of the padded size: where they are, or copied. Those that are read more
 // than once are copied where their distance would send them to a few sets of the first-level cache.
 inline void read_all(const Work& w, const char* const* addresses, const Pages& pages, int64_t head,
                      int64_t begin, int64_t end, int64_t dim, float* wide, const float** pointers) {
-  const int64_t padded_dim = padded(dim);
+  const int64_t padded_dim = padded(dim), offset = head * pages.head_stride;
   const bool is_crowded = pages.token_stride % 1024 == 0 && w.head_rows > MAX_GROUP;
-  for (int64_t i = begin; i < end; i++) {
-    const char* address = addresses[i] + head * pages.head_stride;
-    if (w.a.format == CBGEN_FLOAT32 && dim == padded_dim && !is_crowded) {
-      pointers[i] = reinterpret_cast<const float*>(address);
-    } else {
-      widen(address, dim, padded_dim, w.a.format, wide + i * padded_dim);
-      pointers[i] = wide + i * padded_dim;
+  if (w.a.format == CBGEN_FLOAT32 && dim == padded_dim && !is_crowded) {
+    for (int64_t i = begin; i < end; i++) {
+      pointers[i] = reinterpret_cast<const float*>(addresses[i] + offset);
     }
+    return;
+  }
+  for (int64_t i = begin; i < end; i++) {
+    widen(addresses[i] + offset, dim, padded_dim, w.a.format, wide + i * padded_dim);
+    pointers[i] = wide + i * padded_dim;
   }
 }
 
