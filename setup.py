@@ -51,6 +51,7 @@ HEADERS = [
     "int8.h",
     "int8_packing.h",
     "kernels.h",
+    "largest.h",
     "linear.h",
     "memory.h",
     "packing.h",

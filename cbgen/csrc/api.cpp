@@ -156,6 +156,14 @@ CBGEN_API void cbgen_unpack_rows(const void* packed, int32_t format, int64_t col
   });
 }
 
+// places[i] = the first place of the largest number of row i, or of what is not a number in it.
+CBGEN_API void cbgen_largest(const float* rows, int64_t stride, int64_t count, int64_t size,
+                             int64_t* places, int64_t threads) {
+  for_each(count, threads, [&](int64_t i, int64_t) {
+    places[i] = current_kernels().largest(rows + i * stride, size);
+  });
+}
+
 // Multiplies and adds in registers on every thread, so many rounds; returns the floating-point
 // operations of all of them.
 CBGEN_API int64_t cbgen_multiply_add(int64_t rounds, int64_t threads) {

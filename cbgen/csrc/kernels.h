@@ -176,6 +176,8 @@ struct CbgenKernels {
   const CbgenInt8Kernels* int8;
   // Multiplies and adds in registers alone, so many rounds; returns the operations of a round.
   int64_t (*multiply_add)(int64_t rounds, float* result);
+  // The first place of the largest number of a row, or of what is not a number; size > 0.
+  int64_t (*largest)(const float* row, int64_t size);
 };
 
 extern const CbgenKernels cbgen_portable;

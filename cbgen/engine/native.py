@@ -115,6 +115,9 @@ class Kernels:
         self._linear = _function(library, "cbgen_linear", None, pointer, number)
         self._attention = _function(library, "cbgen_attention", None, pointer, number)
         self._multiply_add = _function(library, "cbgen_multiply_add", number, number, number)
+        self._largest = _function(
+            library, "cbgen_largest", None, pointer, number, number, number, pointer, number
+        )
         self._decode = _function(library, "cbgen_decode", None, pointer, pointer, number)
 
     def instruction_sets(self) -> tuple[str, ...]:
@@ -224,6 +227,25 @@ class Kernels:
     def attention(self, arguments: Attention) -> None:
         """Run the attention that the arguments describe."""
         self._attention(ctypes.addressof(arguments), torch.get_num_threads())
+
+    def largest(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the place of each row's largest number, as `rows.argmax(-1)`, but the first one.
+
+        Args:
+            rows: [n, m] float32, each row contiguous; m > 0.
+
+        Returns:
+            [n] int64; where a row has what is not a number, the place of the first such.
+        """
+        places = torch.empty(len(rows), dtype=torch.long)
+        self._largest(
+            rows.data_ptr(),
+            rows.stride(0),
+            *rows.shape,
+            places.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return places
 
     def multiply_add(self, rounds: int) -> int:
         """Multiply and add in registers alone, on all threads, to see what the machine can do.

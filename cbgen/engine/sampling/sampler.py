@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from cbgen.engine.native import kernels
 from cbgen.engine.sampling.noise import MAX_NOISE, MIN_NOISE, gumbel_noise, row_keys
 
 _CHUNK_ELEMENTS = 1 << 22
 """Scores that are worked on at once; bounds the memory of the vocabulary-wide tensors."""
-
-_PIECE = 128
-"""Neighbouring logits of which the maximum is found first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +71,14 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torc
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the best logit of each row and the first token that has it, as `logits.max(-1)` does.
 
-    On a CPU torch finds a maximum alone with vectors, but not its place: that is ten times slower.
-    So the maxima of pieces come first, and the place is looked for in one of them.
+    On a CPU the C++ kernels look for it: torch finds a maximum alone with vectors, not its place.
     """
-    num_rows, vocab = logits.shape
-    whole = vocab // _PIECE * _PIECE
-    if logits.device.type != "cpu" or not whole:
+    library = kernels() if logits.device.type == "cpu" else None
+    if library is None:
         best, token_ids = logits.max(dim=-1)
         return best, token_ids
-    pieces = logits[:, :whole].reshape(num_rows, -1, _PIECE)
-    best, piece = pieces.amax(dim=-1).max(dim=-1)
-    token_ids = piece * _PIECE + pieces[torch.arange(num_rows), piece].max(dim=-1).indices
-    if whole < vocab:
-        last_best, last = logits[:, whole:].max(dim=-1)
-        # What is not a number is the best of its row wherever it stands.
-        is_better = ~best.isnan() & ~(last_best <= best)
-        best = torch.where(is_better, last_best, best)
-        token_ids = torch.where(is_better, whole + last, token_ids)
-    return best, token_ids
+    token_ids = library.largest(logits.float().contiguous())
+    return logits.gather(1, token_ids[:, None])[:, 0], token_ids
 
 
 def _sample_noisy(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
