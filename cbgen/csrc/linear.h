@@ -18,19 +18,22 @@ constexpr int MAX_ROWS = W == 16 ? 12 : 6;
 constexpr int FEW_ROWS = MAX_ROWS / 2;
 // Blocks of rows from which on their outputs are fetched ahead.
 constexpr int64_t MANY_BLOCKS = 6;
+// Blocks of rows from which on the first one keeps the widened weights for the others.
+constexpr int64_t KEEPING_BLOCKS = 2;
 // Deeper products are done in parts, so that a part of a panel and of some rows stays in the
 // second-level cache.
-constexpr int64_t DEPTH_BLOCK = 2048;
+constexpr int64_t DEPTH_BLOCK = 1024;
 
+// How the weights of a panel lie: bytes of a value, bytes from one depth to the next.
 struct Bfloat16 {
-  static constexpr int64_t size = 2;
+  static constexpr int64_t size = 2, stride = CBGEN_PANEL * size;
   static void widen(const char* p, int64_t unit, vf& low, vf& high) {
     widen_pairs(reinterpret_cast<const uint16_t*>(p) + unit * 2 * W, low, high);
   }
 };
 
 struct Float16 {
-  static constexpr int64_t size = 2;
+  static constexpr int64_t size = 2, stride = CBGEN_PANEL * size;
   static void widen(const char* p, int64_t unit, vf& low, vf& high) {
     low = load_float16(reinterpret_cast<const uint16_t*>(p) + unit * W);
     high = load_float16(reinterpret_cast<const uint16_t*>(p) + unit * W + 16);
@@ -38,25 +41,35 @@ struct Float16 {
 };
 
 struct Float32 {
-  static constexpr int64_t size = 4;
+  static constexpr int64_t size = 4, stride = CBGEN_PANEL * size;
   static void widen(const char* p, int64_t unit, vf& low, vf& high) {
     low = load(reinterpret_cast<const float*>(p) + unit * W);
     high = load(reinterpret_cast<const float*>(p) + unit * W + 16);
   }
 };
 
+// One unit that has been widened.
+struct Widened {
+  static constexpr int64_t size = 4, stride = 2 * W * size;
+  static void widen(const char* p, int64_t, vf& low, vf& high) {
+    low = load(reinterpret_cast<const float*>(p));
+    high = load(reinterpret_cast<const float*>(p) + W);
+  }
+};
+
 // Where a block of columns is: one panel, and the units of it that are computed together.
 struct Columns {
-  const char* weights[2];  // of the first depth; one panel for each unit
+  const char* weights[2];  // of the first depth that is computed; one panel for each unit
   int64_t unit[2];
   float* output[2];  // of the unit's first column, first row
 };
 
 // The heart: rows x units blocks of accumulators over [first, last) of the depth. The sums go to
-// (and, behind the first part of the depth, come from) the output.
-template <class Format, int ROWS, int NUM_UNITS>
+// (and, behind the first part of the depth, come from) the output. The widened weights of the first
+// unit go to `kept`, if it is not null, for the blocks of more rows.
+template <class Format, int ROWS, int NUM_UNITS, bool KEEPS = false>
 inline void block(const float* input, int64_t input_stride, const Columns& columns,
-                  int64_t output_stride, int64_t first, int64_t last) {
+                  int64_t output_stride, int64_t first, int64_t last, float* kept = nullptr) {
   vf low[ROWS][NUM_UNITS], high[ROWS][NUM_UNITS];
   for (int r = 0; r < ROWS; r++) {
     for (int u = 0; u < NUM_UNITS; u++) {
@@ -67,14 +80,19 @@ inline void block(const float* input, int64_t input_stride, const Columns& colum
   }
   const char* weights[NUM_UNITS];
   for (int u = 0; u < NUM_UNITS; u++) {
-    weights[u] = columns.weights[u] + first * CBGEN_PANEL * Format::size;
+    weights[u] = columns.weights[u];
   }
   for (int64_t k = first; k < last; k++) {
     vf w_low[NUM_UNITS], w_high[NUM_UNITS];
     for (int u = 0; u < NUM_UNITS; u++) {
       Format::widen(weights[u], columns.unit[u], w_low[u], w_high[u]);
       __builtin_prefetch(weights[u] + 2048);
-      weights[u] += CBGEN_PANEL * Format::size;
+      weights[u] += Format::stride;
+    }
+    if constexpr (KEEPS) {
+      store(kept, w_low[0]);
+      store(kept + W, w_high[0]);
+      kept += 2 * W;
     }
     for (int r = 0; r < ROWS; r++) {
       const vf x = splat(input[r * input_stride + k]);
@@ -93,14 +111,15 @@ inline void block(const float* input, int64_t input_stride, const Columns& colum
   }
 }
 
-template <class Format, int NUM_UNITS, int ROWS>
+template <class Format, int NUM_UNITS, int ROWS, bool KEEPS = false>
 inline void block_of(int rows, const float* input, int64_t input_stride, const Columns& columns,
-                     int64_t output_stride, int64_t first, int64_t last) {
+                     int64_t output_stride, int64_t first, int64_t last, float* kept = nullptr) {
   if (rows == ROWS) {
-    block<Format, ROWS, NUM_UNITS>(input, input_stride, columns, output_stride, first, last);
+    block<Format, ROWS, NUM_UNITS, KEEPS>(input, input_stride, columns, output_stride, first, last,
+                                          kept);
   } else if constexpr (ROWS > 1) {
-    block_of<Format, NUM_UNITS, ROWS - 1>(rows, input, input_stride, columns, output_stride, first,
-                                          last);
+    block_of<Format, NUM_UNITS, ROWS - 1, KEEPS>(rows, input, input_stride, columns, output_stride,
+                                                 first, last, kept);
   }
 }
 
@@ -113,22 +132,38 @@ inline void fetch_output(const Columns& columns, int64_t output_stride, int64_t 
   }
 }
 
-// Rows are cut into blocks of nearly the same number: 13 are 7 and 6, not 12 and 1.
+// Rows are cut into blocks of nearly the same number: 13 are 7 and 6, not 12 and 1. Of several
+// blocks the first keeps the weights as it widens them, and the others read those.
 template <class Format, int NUM_UNITS>
-void all_rows(const CbgenLinear& linear, const Columns& columns, int64_t output_stride,
-              int64_t first_row, int64_t last_row, int64_t first, int64_t last) {
+void all_rows(const CbgenLinear& linear, const Columns& columns, int64_t first_row,
+              int64_t last_row, int64_t first, int64_t last) {
   constexpr int most = NUM_UNITS == 2 ? FEW_ROWS : MAX_ROWS;
-  const int64_t rows = last_row - first_row;
+  constexpr bool keeps = NUM_UNITS == 1 && Format::size < 4;
+  const int64_t rows = last_row - first_row, stride = linear.input_stride;
   const int64_t blocks = (rows + most - 1) / most;
+  alignas(64) float kept[keeps ? DEPTH_BLOCK * 2 * W : 1];
   int64_t begin = 0;
   for (int64_t b = 0; b < blocks; b++) {
     const int64_t end = rows * (b + 1) / blocks;
+    const int count = static_cast<int>(end - begin);
+    const float* input = linear.input + (first_row + begin) * stride;
     Columns here = columns;
-    for (int u = 0; u < NUM_UNITS; u++) here.output[u] += begin * output_stride;
-    if (blocks >= MANY_BLOCKS) fetch_output(here, output_stride, end - begin);
-    block_of<Format, NUM_UNITS, most>(
-        static_cast<int>(end - begin), linear.input + (first_row + begin) * linear.input_stride,
-        linear.input_stride, here, output_stride, first, last);
+    for (int u = 0; u < NUM_UNITS; u++) here.output[u] += begin * linear.output_stride;
+    if (blocks >= MANY_BLOCKS) fetch_output(here, linear.output_stride, count);
+    if constexpr (keeps) {
+      if (blocks >= KEEPING_BLOCKS && b == 0) {
+        block_of<Format, 1, most, true>(count, input, stride, here, linear.output_stride, first,
+                                        last, kept);
+      } else if (blocks >= KEEPING_BLOCKS) {
+        here.weights[0] = reinterpret_cast<const char*>(kept);
+        block_of<Widened, 1, most>(count, input, stride, here, linear.output_stride, first, last);
+      } else {
+        block_of<Format, 1, most>(count, input, stride, here, linear.output_stride, first, last);
+      }
+    } else {
+      block_of<Format, NUM_UNITS, most>(count, input, stride, here, linear.output_stride, first,
+                                        last);
+    }
     begin = end;
   }
 }
@@ -148,21 +183,21 @@ void whole_panels(const CbgenLinear& linear, int64_t first_row, int64_t last_row
   const int64_t together = last_row - first_row <= FEW_ROWS ? 2 : 1;
   for (int64_t unit = first_unit; unit < last_unit; unit += together) {
     Columns columns;
+    const char* panels[2];
     const int64_t count = unit + together <= last_unit ? together : 1;
     for (int64_t u = 0; u < count; u++) {
       const int64_t panel = (unit + u) / UNITS, place = (unit + u) % UNITS;
-      columns.weights[u] = weights + panel * panel_bytes;
+      panels[u] = weights + panel * panel_bytes;
       columns.unit[u] = place;
       columns.output[u] = output + panel * CBGEN_PANEL + place * W;
     }
     for (int64_t first = 0; first < linear.depth; first += DEPTH_BLOCK) {
       const int64_t last = first + DEPTH_BLOCK < linear.depth ? first + DEPTH_BLOCK : linear.depth;
+      for (int64_t u = 0; u < count; u++) columns.weights[u] = panels[u] + first * Format::stride;
       if (count == 2) {
-        all_rows<Format, 2>(linear, columns, linear.output_stride, first_row, last_row, first,
-                            last);
+        all_rows<Format, 2>(linear, columns, first_row, last_row, first, last);
       } else {
-        all_rows<Format, 1>(linear, columns, linear.output_stride, first_row, last_row, first,
-                            last);
+        all_rows<Format, 1>(linear, columns, first_row, last_row, first, last);
       }
     }
   }
