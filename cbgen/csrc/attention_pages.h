@@ -160,11 +160,9 @@ class Ahead {
     position_ = tile_.position + TILE;
     tiles_left_--;
     const int64_t more_heads = task_->num_heads - 1;
-    const int64_t key_bytes =
-        more_heads * tile_.key_pages.head_stride + tile_.key_pages.bytes;
+    bytes_ = more_heads * tile_.key_pages.head_stride + tile_.key_pages.bytes;
     value_bytes_ = more_heads * tile_.value_pages.head_stride + tile_.value_pages.bytes;
     tokens_ = tile_.keys;
-    bytes_ = key_bytes;
     place_ = tile_.begin;
     aim_at_token();
   }

@@ -1,4 +1,5 @@
-// The decoder layers of a model, its last norm, and what a step hands them; plain C layout, as Python describes it.
+// The decoder layers of a model, its last norm, and what a step hands them; plain C layout, as Python
+// describes it.
 #pragma once
 
 #include "kernels.h"

@@ -65,8 +65,8 @@ struct Columns {
 };
 
 // The heart: rows x units blocks of accumulators over [first, last) of the depth. The sums go to
-// (and, behind the first part of the depth, come from) the output. The widened weights of the first
-// unit go to `kept`, if it is not null, for the blocks of more rows.
+// (and, behind the first part of the depth, come from) the output. A block that keeps writes the
+// widened weights of its one unit to `kept`, for the blocks of more rows.
 template <class Format, int ROWS, int NUM_UNITS, bool KEEPS = false>
 inline void block(const float* input, int64_t input_stride, const Columns& columns,
                   int64_t output_stride, int64_t first, int64_t last, float* kept = nullptr) {
