@@ -33,6 +33,7 @@ SHARED_SOURCES = {
     "cbgen/csrc/kernels_portable.cpp": [],
     "cbgen/csrc/linear_tasks.cpp": [],
     "cbgen/csrc/parallel.cpp": [],
+    "cbgen/csrc/screen_tasks.cpp": [],
 }
 AVX512_FLAGS = [
     *["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]
@@ -57,6 +58,7 @@ HEADERS = [
     "packing.h",
     "parallel.h",
     "peak.h",
+    "screen.h",
     "vector.h",
 ]
 

@@ -8,16 +8,6 @@
 
 namespace {
 
-// Sum of a vector's lanes, neighbours of half the distance each time.
-inline float sum_of(vf x) {
-  float lanes[W];
-  store(lanes, x);
-  for (int half = W / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
-}
-
 // 1 / sqrt(mean of squares + epsilon), from four chains of vectors and one of what is left.
 inline float inverse_root_mean_square(const float* x, int64_t size, float epsilon) {
   vf sums[4] = {};

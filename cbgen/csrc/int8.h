@@ -24,6 +24,7 @@ constexpr float ROUNDING = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an i
 constexpr int32_t ROUNDING_BITS = 0x4b400000;
 constexpr float SMALLEST_ROW = 1e-30f;  // the inverse of its scale is still finite
 constexpr uint32_t INFINITY_BITS = 0x7f800000;
+constexpr float ROUNDED_UP = 1.0f + 1.0f / 1024;  // more than the errors of a long sum of squares
 
 typedef int32_t vi_anywhere __attribute__((vector_size(4 * W), aligned(1), may_alias));
 typedef int32_t int_anywhere __attribute__((aligned(1), may_alias));
@@ -89,12 +90,6 @@ inline vi add_products(vi sums, const WeightsOf4& w, const RowOf4& x) {
 }
 
 #endif
-
-// What stands before the values of a quantized row.
-struct Int8Row {
-  float scale;     // NaN if a value of the row is not finite
-  int32_t offset;  // sum of the values times 128, which weights stored as value + 128 add
-};
 
 inline int64_t padded_depth(int64_t depth) {
   return (depth + CBGEN_ROTATION - 1) / CBGEN_ROTATION * CBGEN_ROTATION;
@@ -186,33 +181,54 @@ inline void store_values(vi numbers, char* place) {
 #endif
 }
 
-inline Int8Row quantize_row(const float* input, int64_t depth, float* rotated, char* values) {
+// The header of a row of which nothing is left but zeros.
+inline CbgenInt8Row emptied_row(bool is_finite, int64_t depth) {
+  if (!is_finite) {
+    const float infinity = __builtin_inff();
+    return {__builtin_nanf(""), 0, infinity, infinity};
+  }
+  const float norm = SMALLEST_ROW * static_cast<float>(depth);
+  return {0.0f, 0, norm, norm};
+}
+
+inline CbgenInt8Row quantize_row(const float* input, int64_t depth, float* rotated, char* values) {
   const uint32_t bits = rotate_row(input, depth, rotated);
   const int64_t padded = padded_depth(depth);
   float largest;
   __builtin_memcpy(&largest, &bits, 4);
-  const bool is_finite = bits < INFINITY_BITS, is_zero = !is_finite || largest < SMALLEST_ROW;
-  const vf inverse = splat(is_zero ? 0.0f : 127.0f / largest);
+  const bool is_finite = bits < INFINITY_BITS;
+  if (!is_finite || largest < SMALLEST_ROW) {
+    for (int64_t k = 0; k < padded; k += W) store_values(vi{}, values + k * INT8_BYTES);
+    return emptied_row(is_finite, depth);
+  }
+  const vf inverse = splat(127.0f / largest);
   vi sums{};
+  vf squares{}, errors{};
   for (int64_t k = 0; k < padded; k += W) {
-    vf x = load(rotated + k);
-    if (is_zero) x = vf{};
-    const vf shifted = x * inverse + splat(ROUNDING);
+    const vf x = load(rotated + k) * inverse;
+    const vf shifted = x + splat(ROUNDING);
     const vi numbers = reinterpret_cast<vi>(shifted) - ROUNDING_BITS;
     sums += numbers;
     store_values(numbers, values + k * INT8_BYTES);
+    const vf lost = x - (shifted - splat(ROUNDING));
+    squares = fma(x, x, squares);
+    errors = fma(lost, lost, errors);
   }
   int32_t sum = 0;
   for (int i = 0; i < W; i++) sum += sums[i];
-  const float scale = is_zero ? 0.0f : largest / 127.0f;
-  return {is_finite ? scale : __builtin_nanf(""), sum * 128};
+  const float scale = largest / 127.0f;
+  // The rotation makes rows longer by the root of the depths that it spans.
+  const float length = scale * (ROUNDED_UP / 8);
+  static_assert(CBGEN_ROTATION == 8 * 8, "");
+  return {scale, sum * 128, length * __builtin_sqrtf(sum_of(squares)),
+          length * __builtin_sqrtf(sum_of(errors))};
 }
 
 void quantize_rows(const CbgenLinear& linear, int64_t first_row, int64_t last_row, char* rows,
                    float* scratch) {
   for (int64_t row = first_row; row < last_row; row++) {
     char* place = rows + row * int8_row_bytes(linear.depth);
-    *reinterpret_cast<Int8Row*>(place) =
+    *reinterpret_cast<CbgenInt8Row*>(place) =
         quantize_row(linear.input + row * linear.input_stride, linear.depth, scratch,
                      place + CBGEN_INT8_HEADER);
   }
@@ -247,7 +263,7 @@ inline void int8_block(const CbgenLinear& linear, const char* rows, int64_t firs
   const char* row = rows + first_row * row_bytes;
   vi sums[ROWS][NUM];
   for (int r = 0; r < ROWS; r++) {
-    const int32_t offset = reinterpret_cast<const Int8Row*>(row + r * row_bytes)->offset;
+    const int32_t offset = reinterpret_cast<const CbgenInt8Row*>(row + r * row_bytes)->offset;
     for (int n = 0; n < NUM; n++) sums[r][n] = vi{} - offset;
   }
   const char* values = row + CBGEN_INT8_HEADER;
@@ -272,7 +288,7 @@ inline void int8_block(const CbgenLinear& linear, const char* rows, int64_t firs
     }
   }
   for (int r = 0; r < ROWS; r++) {
-    const float scale = reinterpret_cast<const Int8Row*>(row + r * row_bytes)->scale;
+    const float scale = reinterpret_cast<const CbgenInt8Row*>(row + r * row_bytes)->scale;
     for (int n = 0; n < NUM; n++) {
       if (columns.column[n] >= linear.columns) continue;
       finish(linear, sums[r][n], scale, columns.scales[n], first_row + r, columns.column[n]);

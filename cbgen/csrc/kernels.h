@@ -27,6 +27,15 @@ constexpr int64_t CBGEN_ROTATION = 64;
 // Bytes before the values of a quantized row.
 constexpr int64_t CBGEN_INT8_HEADER = 64;
 
+// What stands there. The lengths are those of the row as it came, at least; both are infinite if a
+// value of the row is not finite.
+struct CbgenInt8Row {
+  float scale;     // NaN if a value of the row is not finite
+  int32_t offset;  // sum of the values times 128, which weights stored as value + 128 add
+  float norm;      // length of the row
+  float error;     // length of what rounding took from it
+};
+
 // output[r][n] = sum over k of input[r][k] * weight[n][k] (+ bias[n]), all in float32.
 struct CbgenLinear {
   const float* input;  // [rows][depth], rows input_stride apart
@@ -39,6 +48,30 @@ struct CbgenLinear {
   float* output;      // [rows][columns], rows output_stride apart
   int64_t output_stride;
   int32_t format;  // CbgenFormat of the weights
+};
+
+// The largest column of each row of a product, without computing most of it: int8 products, and
+// bounds of what rounding has changed in them, rule out all but a few panels, and those are computed.
+struct CbgenBestColumns {
+  CbgenLinear linear;   // without bias and output; all its weights are finite
+  const void* rounded;  // the weights once more, int8
+  const float* errors;  // [panels][2][32]: lengths of what rounding took from a weight's column, and
+                        // of the rounded column, both at least
+  int64_t* places;      // [rows] the first such column, or the first that is not a number
+  float* values;        // [rows] what stands there
+};
+
+// Some rows of int8 products, of whole panels.
+struct CbgenScores {
+  const float* scores;  // [rows][panels * 32]
+  int64_t rows;
+  int64_t panels;
+  int64_t columns;        // of them that exist
+  const char* quantized;  // the rows' headers and values, row_bytes apart
+  int64_t row_bytes;
+  const float* errors;  // [panels][2][32], as in CbgenBestColumns
+  float* bounds;        // [panels], bounds_stride apart, [rows]
+  int64_t bounds_stride;
 };
 
 // Attention of the queries of a step to keys and values in pages; strides count elements.
@@ -178,6 +211,8 @@ struct CbgenKernels {
   int64_t (*multiply_add)(int64_t rounds, float* result);
   // The first place of the largest number of a row, or of what is not a number; size > 0.
   int64_t (*largest)(const float* row, int64_t size);
+  // What no exact product of a row with a panel exceeds: infinity where a row is too large to tell.
+  void (*bound_scores)(const CbgenScores& scores);
 };
 
 extern const CbgenKernels cbgen_portable;

@@ -93,6 +93,16 @@ inline float largest_of(vf x) {
 #endif
 }
 
+// Sum of a vector's lanes, neighbours of half the distance each time.
+inline float sum_of(vf x) {
+  float lanes[W];
+  store(lanes, x);
+  for (int half = W / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
 // A minimax fit of 2^f on [-0.5, 0.5] with value 1 at 0, so that 2^0 is exactly 1.
 inline vf exp2_of_fraction(vf f) {
   vf p = splat(1.5353362e-4f);

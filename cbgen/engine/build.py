@@ -23,8 +23,10 @@ from cbgen.engine.memory import free_bytes, free_ram
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.model.load import LoadedModel, load_skeleton
+from cbgen.engine.model.packing import can_pack
 from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.model.quantized import weight_bytes
+from cbgen.engine.model.screen import screen_bytes
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
 from cbgen.engine.sampling.state import SamplingState
@@ -66,14 +68,10 @@ def plan_engine(model: ModelConfig, config: ContinuousBatchingConfig) -> Planned
     """
     loaded = load_skeleton(model)
     probed = probe_model(loaded.model)
-    facts = replace(
-        probed,
-        dtype=loaded.dtype,
-        device=loaded.device,
-        weight_bytes=weight_bytes(
-            loaded.model, loaded.dtype, loaded.packed_dtype, model.quantization
-        ),
-    )
+    num_bytes = weight_bytes(loaded.model, loaded.dtype, loaded.packed_dtype, model.quantization)
+    if can_pack(loaded.device, loaded.dtype):
+        num_bytes += screen_bytes(loaded.model)
+    facts = replace(probed, dtype=loaded.dtype, device=loaded.device, weight_bytes=num_bytes)
     free = free_bytes(loaded.device)
     left = free - facts.weight_bytes
     if left <= 0:

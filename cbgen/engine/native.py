@@ -33,7 +33,7 @@ _ROTATION = 64
 """Depths of an int8 weight that are rotated together."""
 
 _TORCH_LIBRARY = "libtorch_cpu.so"
-_INTERFACE = 3
+_INTERFACE = 4
 """Of the library that this file can call."""
 _REMEDY = "install cbgen again where there is a C++ compiler"
 _INSTRUCTION_SET_VARIABLE = "CBGEN_INSTRUCTION_SET"
@@ -118,6 +118,7 @@ class Kernels:
         self._largest = _function(
             library, "cbgen_largest", None, pointer, number, number, number, pointer, number
         )
+        self._best_columns = _function(library, "cbgen_best_columns", None, pointer, number)
         self._decode = _function(library, "cbgen_decode", None, pointer, pointer, number)
 
     def instruction_sets(self) -> tuple[str, ...]:
@@ -259,6 +260,10 @@ class Kernels:
     def decode(self, decoder: ctypes.Structure, step: ctypes.Structure) -> None:
         """Run decoder layers over the tokens of a step; see `native_decoder`."""
         self._decode(ctypes.addressof(decoder), ctypes.addressof(step), torch.get_num_threads())
+
+    def best_columns(self, arguments: ctypes.Structure) -> None:
+        """Find the largest column of each row of a product; see `native_decoder.BestColumns`."""
+        self._best_columns(ctypes.addressof(arguments), torch.get_num_threads())
 
 
 def panel_shape(columns: int, depth: int, dtype: torch.dtype) -> tuple[int, int, int]:

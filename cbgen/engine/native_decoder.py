@@ -96,6 +96,18 @@ class StepGroup(ctypes.Structure):
     )
 
 
+class BestColumns(ctypes.Structure):
+    """`CbgenBestColumns` of csrc/kernels.h, which says what the fields mean."""
+
+    _fields_ = (
+        ("linear", Linear),
+        ("rounded", ctypes.c_void_p),
+        ("errors", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+    )
+
+
 class Step(ctypes.Structure):
     """`CbgenStep`."""
 

@@ -21,12 +21,13 @@ from cbgen.engine.sampling.sampler import (
     sample,
     token_logprobs,
 )
+from cbgen.engine.sampling.scores import Scores
 from cbgen.engine.sampling.state import SamplingState
 from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
 from cbgen.engine.storage import KVStorage
 
-Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(token_ids [1, T], position_ids [1, T], logit_indices [s]) -> logits [s, vocab]"""
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Scores]
+"""(token_ids [1, T], position_ids [1, T], logit_indices [s]) -> scores of s rows"""
 
 
 class _StepContext:
@@ -103,20 +104,27 @@ class Runner:
             return StepResult()
         inputs = self._rows.gather(batch)
         with forward_context(_StepContext(inputs, self._layers, self._backend)):
-            logits = self._forward(inputs.token_ids, inputs.position_ids, inputs.logit_indices)
+            scores = self._forward(inputs.token_ids, inputs.position_ids, inputs.logit_indices)
         sampled = [item for item in batch.requests if item.num_samples]
-        return self._sample(logits, sampled, inputs.sampled_rows)
+        return self._sample(scores, sampled, inputs.sampled_rows)
 
     def _sample(
-        self, logits: torch.Tensor, sampled: Sequence[ScheduledRequest], rows: torch.Tensor
+        self, scores: Scores, sampled: Sequence[ScheduledRequest], rows: torch.Tensor
     ) -> StepResult:
-        """Draw the tokens of the requests that sample: logits [s, vocab], rows [s] int64."""
+        """Draw the tokens of the requests that sample: scores of s rows, rows [s] int64."""
         if not sampled:
             return StepResult()
         parameters = self._sampling.gather(sampled)
-        token_ids, finite = sample(logits, parameters)
+        modes = [self._sampling.logprobs(item.row) for item in sampled]
+        logprobs: dict[int, tuple[float]] = {}
+        if any(modes) or bool((parameters.temperature > 0).any()):
+            logits = scores.logits()
+            token_ids, finite = sample(logits, parameters)
+            logprobs = _logprobs(logits, token_ids, parameters, modes)
+        else:
+            best, token_ids = scores.best()
+            finite = best.isfinite()
         self._rows.store_sampled(rows, token_ids)
-        logprobs = self._logprobs(logits, token_ids, parameters, sampled)
         # A token that is not one becomes -1, so that all the host must know comes in one transfer.
         answers = torch.where(finite, token_ids, -1).tolist()
         return StepResult(
@@ -128,29 +136,26 @@ class Runner:
             )
         )
 
-    def _logprobs(
-        self,
-        logits: torch.Tensor,
-        token_ids: torch.Tensor,
-        parameters: SamplingRows,
-        sampled: Sequence[ScheduledRequest],
-    ) -> dict[int, tuple[float]]:
-        """Return place -> log-probability of the requests that asked."""
-        found: dict[int, tuple[float]] = {}
-        modes = [self._sampling.logprobs(item.row) for item in sampled]
-        if not any(modes):
-            return found
-        for mode in ("raw", "processed"):
-            places = [place for place, wanted in enumerate(modes) if wanted == mode]
-            if not places:
-                continue
-            host_index = torch.tensor(places)
-            index = host_index.to(logits.device)
-            if mode == "raw":
-                values = token_logprobs(logits[index], token_ids[index])
-            else:
-                values = processed_logprobs(
-                    logits[index], token_ids[index], parameters.select(host_index)
-                )
-            found.update((p, (v,)) for p, v in zip(places, values.tolist(), strict=True))
-        return found
+
+def _logprobs(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    parameters: SamplingRows,
+    modes: Sequence[str | None],
+) -> dict[int, tuple[float]]:
+    """Return place -> log-probability of the requests that asked."""
+    found: dict[int, tuple[float]] = {}
+    for mode in ("raw", "processed"):
+        places = [place for place, wanted in enumerate(modes) if wanted == mode]
+        if not places:
+            continue
+        host_index = torch.tensor(places)
+        index = host_index.to(logits.device)
+        if mode == "raw":
+            values = token_logprobs(logits[index], token_ids[index])
+        else:
+            values = processed_logprobs(
+                logits[index], token_ids[index], parameters.select(host_index)
+            )
+        found.update((p, (v,)) for p, v in zip(places, values.tolist(), strict=True))
+    return found

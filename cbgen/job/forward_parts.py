@@ -30,7 +30,8 @@ class ForwardParts:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each part; those of decoder layers only where they are fused."""
-        return {**take_part_seconds(self._model), "head": self._head_s}
+        seconds = take_part_seconds(self._model)
+        return seconds | {"head": seconds.get("head", 0.0) + self._head_s}
 
     @contextmanager
     def watching(self) -> Iterator[None]:

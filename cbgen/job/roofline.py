@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from cbgen.engine import native
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
+from cbgen.engine.model.decoder import find_decoder
 from cbgen.engine.model.facts import ModelFacts
 
 _TURNS = 10
@@ -31,6 +32,8 @@ _ROUNDS = 1_000_000
 """Of multiply-adds in registers: some tens of milliseconds."""
 _READ_BYTES = {"cpu": 2**29, "cuda": 2**31}
 """Beyond every cache."""
+_INT8_SPEED = 4
+"""Multiply-adds of int8 in the time of one in float32, by the instructions that do most at once."""
 _EXPERT_DIMS = 3
 """Dimensions of the weights of all experts of a layer together."""
 
@@ -53,6 +56,8 @@ class LinearSizes:
     """Run for those whose logits are wanted."""
     total: int
     """All weights of the model, each once."""
+    screen_bytes: int = 0
+    """Of the head in int8, which greedy requests run in place of the head; 0 = there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +128,13 @@ def linear_sizes(model: PreTrainedModel) -> LinearSizes | None:
     linears = [m.weight for m in skeleton.modules() if isinstance(m, nn.Linear | Conv1D)]
     output = skeleton.get_output_embeddings()
     head = output.weight.numel() if isinstance(output, nn.Linear) else 0
+    decoder = find_decoder(model)
+    screen = decoder.screen if decoder is not None else None
     return LinearSizes(
         body=sum(weight.numel() for weight in linears) - head,
         head=head,
         total=sum(weight.numel() for weight in weights),
+        screen_bytes=screen.num_bytes if screen is not None else 0,
     )
 
 
@@ -136,19 +144,20 @@ def roofline_seconds(
     """Return the least seconds for these steps, one after the other.
 
     Args:
-        steps: what was run.
+        steps: what was run, of greedy requests.
         sizes: the linear layers; of other weights (norms, embeddings) nothing is counted.
         facts: of the model, whose weights take as many bytes as they do in memory.
         rates: of the machine.
     """
-    weight_bytes = facts.weight_bytes / sizes.total
+    weight_bytes = (facts.weight_bytes - sizes.screen_bytes) / sizes.total
+    head_bytes = sizes.screen_bytes or sizes.head * weight_bytes
+    head_work = sizes.head / (_INT8_SPEED if sizes.screen_bytes else 1)
     layers = _alike(facts.layers)
     itemsize = torch.finfo(facts.dtype).bits // 8
     seconds = 0.0
     for step in steps:
-        used = sizes.body + (sizes.head if step.num_logits else 0)
-        flop = 2.0 * (sizes.body * step.num_tokens + sizes.head * step.num_logits)
-        num_bytes = used * weight_bytes
+        flop = 2.0 * (sizes.body * step.num_tokens + head_work * step.num_logits)
+        num_bytes = sizes.body * weight_bytes + (head_bytes if step.num_logits else 0)
         for layer, count in layers.items():
             keys_seen, keys_read = attention_work(layer.span, step.spans)
             flop += 2.0 * count * layer.num_heads * (layer.key_dim + layer.value_dim) * keys_seen

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.step import AdmittedRow, BlockCopy, BlockSwap, NewBlocks, ScheduledBatch
+from cbgen.engine.step import (
+    AdmittedRow,
+    BlockCopy,
+    BlockSwap,
+    NewBlocks,
+    ScheduledBatch,
+    ScheduledRequest,
+)
 from tests.helpers.models import HYBRID_MODELS, VOCAB_SIZE, full_logits, tiny_model
 from tests.helpers.stepping import Stepper
 
@@ -139,3 +146,41 @@ def test_state_resets_have_no_owner():
     stepper = Stepper(tiny_model("llama"), [[1]])
     with pytest.raises(NotImplementedError, match="state resets"):
         stepper.runner.execute(ScheduledBatch(step=1, state_resets=(0,)))
+
+
+class BestAlone:
+    """Scores of one row that know its best token, and no logits."""
+
+    def best(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor([1.0]), torch.tensor([77])
+
+    def logits(self) -> torch.Tensor:
+        raise AssertionError("all logits were asked for")
+
+
+@pytest.mark.parametrize(
+    ("params", "needs_all"),
+    [
+        (SamplingParams(), False),
+        (SamplingParams(logprobs="raw"), True),
+        (SamplingParams(temperature=0.5), True),
+    ],
+)
+def test_greedy_rows_need_no_more_than_the_best_token(params, needs_all):
+    (token_ids,) = sequences(5)
+    stepper = Stepper(tiny_model("llama"), [token_ids])
+    stepper.runner._forward = lambda *inputs: BestAlone()
+    stepper.runner.execute(ScheduledBatch(step=0, admitted=(AdmittedRow(0, token_ids, params),)))
+    stepper.advance(stepper.tables[0][0], 0, 4)
+    name_blocks(stepper)
+    batch = ScheduledBatch(
+        step=1,
+        requests=(ScheduledRequest(0, 1, "0", 0, len(token_ids), num_logits=1, num_samples=1),),
+        num_tokens=len(token_ids),
+    )
+    if needs_all:
+        with pytest.raises(AssertionError, match="all logits"):
+            stepper.runner.execute(batch)
+    else:
+        (sampled,) = stepper.runner.execute(batch).samples
+        assert sampled.token_ids == (77,)

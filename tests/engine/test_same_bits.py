@@ -35,7 +35,9 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 """Each runs the rows in an order of its own."""
 
 
-def rows(vocab_size: int, longest: int, num_new: int) -> list[Request]:
+def rows(
+    vocab_size: int, longest: int, num_new: int, logprobs: str | None = "raw"
+) -> list[Request]:
     """Return requests, greedy and sampled, half of whose prompts begin with the same tokens."""
     choose = random.Random(7)
     shared = [choose.randrange(3, vocab_size) for _ in range(longest // 2)]
@@ -49,7 +51,7 @@ def rows(vocab_size: int, longest: int, num_new: int) -> list[Request]:
                 str(index),
                 [*begin, *own],
                 max_new_tokens=choose.randint(2, num_new),
-                logprobs="raw",
+                logprobs=logprobs,
                 **sampling,
             )
         )
@@ -88,6 +90,17 @@ def assert_same_bits(model: PreTrainedModel, longest: int, num_new: int) -> None
     assert len(answers[0]) == NUM_ROWS
     for other in answers[1:]:
         assert other == answers[0]
+    # Best tokens that are found without all logits.
+    requests = [
+        request
+        for request in rows(model.config.vocab_size, longest, num_new, logprobs=None)
+        if request.params.temperature == 0
+    ]
+    outputs, _ = run(model, requests, len(VARIANTS), VARIANTS[1])
+    tokens = {request_id: bits[0] for request_id, bits in answers[0].items()}
+    assert len(outputs) > NUM_ROWS // 2
+    for request_id, output in outputs.items():
+        assert output.generated_tokens == tokens[request_id]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

@@ -11,6 +11,7 @@ from cbgen.engine.core import Engine
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.plan import EnginePlan
+from cbgen.engine.sampling.scores import Logits
 
 Script = Callable[[int, int], Mapping[int, float]]
 """(token id, its position) -> the logits that differ from 0."""
@@ -42,7 +43,7 @@ class ScriptedModel:
 
     def __call__(
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, logit_indices: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> Logits:
         self.num_steps += 1
         self.before_step(self.num_steps)
         self.tokens_per_step.append(token_ids.shape[1])
@@ -51,7 +52,7 @@ class ScriptedModel:
             chosen = self.script(int(token_ids[0, index]), int(position_ids[0, index]))
             for token_id, value in chosen.items():
                 logits[row, token_id % self.vocab_size] = value
-        return logits
+        return Logits(logits)
 
 
 def make_scripted_engine(

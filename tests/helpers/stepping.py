@@ -19,6 +19,7 @@ from cbgen.engine.model.attach import attached
 from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.runner import Runner
 from cbgen.engine.sampling.params import SamplingParams
+from cbgen.engine.sampling.scores import Scores
 from cbgen.engine.sampling.state import SamplingState
 from cbgen.engine.step import (
     AdmittedRow,
@@ -88,10 +89,11 @@ class Stepper:
 
     def _forward(
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, logit_indices: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> Scores:
         with attached(self.model):
-            self.logits = run_model(self.model, token_ids, position_ids, logit_indices)
-        return self.logits
+            scores = run_model(self.model, token_ids, position_ids, logit_indices)
+            self.logits = scores.logits()
+        return scores
 
     def poison(self, blocks: Sequence[int]) -> None:
         for group in self.groups:

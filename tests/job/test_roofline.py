@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 
+from cbgen.engine import native
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.model.facts import ModelFacts
+from cbgen.engine.model.fusing import fuse_decoder
+from cbgen.engine.model.linears import pack_linears
 from cbgen.job import roofline
 from cbgen.job.roofline import (
     LinearSizes,
@@ -65,6 +71,16 @@ def test_the_head_is_not_read_where_no_token_is_drawn():
     assert difference == pytest.approx(2 * 10)
 
 
+def test_a_screened_head_is_counted_as_its_int8_products():
+    step = StepWork(spans=((0, 2),), num_logits=8)
+    sizes = replace(SIZES, screen_bytes=30)
+    facts = replace(make_facts(), weight_bytes=2 * SIZES.total + 30)
+    flop = roofline_seconds([step], sizes, facts, MachineRates(1.0, NEVER))
+    assert flop == pytest.approx(2 * 100 * 2 + 2 * 10 * 8 / 4)
+    num_bytes = roofline_seconds([step], sizes, facts, MachineRates(NEVER, 1.0))
+    assert num_bytes == pytest.approx(2 * 100 + 30)
+
+
 def test_each_step_takes_the_longer_of_both():
     prefill, decode = StepWork(((0, 50),), 1), StepWork(((50, 51),), 1)
     rates = {"flop_per_s": 10.0, "bytes_per_s": 1.0}
@@ -97,6 +113,19 @@ def test_linear_layers_of_a_model_are_counted(name):
     head = 128 * 32  # vocabulary and hidden size
     total = sum(weight.numel() for weight in model.parameters())
     assert linear_sizes(model) == LinearSizes(body=inside, head=head, total=total)
+
+
+def test_the_screen_of_a_fused_model_is_counted():
+    library = native.kernels()
+    if library is None:
+        pytest.skip("the kernels are not built")
+    model = copy.deepcopy(tiny_model("llama"))
+    pack_linears(model, library)
+    assert fuse_decoder(model, library)
+    sizes = linear_sizes(model)
+    assert sizes is not None
+    assert sizes.screen_bytes == 128 * 64 + 128 * (4 + 8)  # 32 channels are padded to 64
+    assert replace(sizes, screen_bytes=0) == linear_sizes(tiny_model("llama"))
 
 
 def test_mixtures_of_experts_are_not_counted():

@@ -18,8 +18,10 @@ from transformers import PreTrainedModel
 from cbgen.engine.attention.context import PagedLayers, PagedStep
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.model.decoder_layers import ModelParts, describe
+from cbgen.engine.model.screen import Screen
 from cbgen.engine.native import Kernels
 from cbgen.engine.native_decoder import PARTS, Cache, Step, StepGroup
+from cbgen.engine.sampling.scores import Logits, Scores
 
 
 class FusedDecoder(nn.Module):
@@ -31,6 +33,8 @@ class FusedDecoder(nn.Module):
         # Behind a plain object, so that the other parts stay the model's alone.
         self._parts = parts
         self._kernels = kernels
+        self.screen: Screen | None = None
+        """What finds best tokens without the head, if it can."""
         self._description = describe(parts)
         self._placed: PagedLayers | None = None
         """The pages that the description points to."""
@@ -49,14 +53,14 @@ class FusedDecoder(nn.Module):
             hidden_states = layer(hidden_states, **options)
         return hidden_states
 
-    def logits(
+    def scores(
         self,
         token_ids: torch.Tensor,
         position_ids: torch.Tensor,
         logit_indices: torch.Tensor,
         step: PagedStep,
-    ) -> torch.Tensor:
-        """Run the whole model over the tokens of a step.
+    ) -> Scores:
+        """Run the model over the tokens of a step, up to its head.
 
         Args:
             token_ids: [1, T] int64.
@@ -65,7 +69,7 @@ class FusedDecoder(nn.Module):
             step: what attention needs.
 
         Returns:
-            [n, vocab] float32 logits.
+            Those of n rows, float32; they are computed when they are asked for.
         """
         parts = self._parts
         hidden: torch.Tensor = parts.embedding(token_ids)
@@ -75,14 +79,16 @@ class FusedDecoder(nn.Module):
             if step.layers is not self._placed:
                 self._place(step.layers)
             self._run(hidden[0], (cos, sin), logit_indices, output, step)
-        logits: torch.Tensor = parts.head(output)
-        return logits
+        return _HeadScores(output, parts.head, self.screen)
 
     def take_seconds(self) -> dict[str, float]:
-        """Return the seconds that each part took since the last time this was asked."""
+        """Return the seconds that each part took since the last time this was asked.
+
+        Of the head it is what the screen took.
+        """
         seconds = dict(zip(PARTS, self._seconds, strict=True))
         ctypes.memset(self._seconds, 0, ctypes.sizeof(self._seconds))
-        return seconds
+        return seconds | {"head": self.screen.take_seconds() if self.screen else 0.0}
 
     def _place(self, pages: PagedLayers) -> None:
         """Point the description at the pages of an engine."""
@@ -130,6 +136,24 @@ class FusedDecoder(nn.Module):
             seconds=ctypes.addressof(self._seconds),
         )
         self._kernels.decode(self._description.decoder, arguments)
+
+
+class _HeadScores:
+    """Scores of hidden states [n, hidden size], which become logits if those are asked for."""
+
+    def __init__(self, hidden: torch.Tensor, head: nn.Module, screen: Screen | None) -> None:
+        self._hidden = hidden
+        self._head = head
+        self._screen = screen
+
+    def logits(self) -> torch.Tensor:
+        logits: torch.Tensor = self._head(self._hidden)
+        return logits
+
+    def best(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._screen is None:
+            return Logits(self.logits()).best()
+        return self._screen.best(self._hidden)
 
 
 def find_decoder(model: PreTrainedModel) -> FusedDecoder | None:

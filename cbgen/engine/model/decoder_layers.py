@@ -59,7 +59,7 @@ def find_parts(model: PreTrainedModel) -> ModelParts | None:
     """
     found: Any = model
     own = _OwnClasses.of(model)
-    if own is None or not own.has(model, "ForCausalLM") or not own.has(found.model, "Model"):
+    if own is None:
         return None
     owner = found.model
     parts = ModelParts(
@@ -74,6 +74,11 @@ def find_parts(model: PreTrainedModel) -> ModelParts | None:
         and len({_geometry(layer) for layer in layers}) == 1
     )
     return parts if is_known else None
+
+
+def is_known(model: PreTrainedModel) -> bool:
+    """Return whether a model is one of those that `find_parts` finds, as far as its class tells."""
+    return _OwnClasses.of(model) is not None
 
 
 def describe(parts: ModelParts) -> DecoderDescription:
@@ -167,7 +172,9 @@ class _OwnClasses:
         prefix = _PREFIXES.get(name)
         if prefix is None or home != f"transformers.models.{name}.modeling_{name}":
             return None
-        return cls(home, prefix)
+        own = cls(home, prefix)
+        is_whole = own.has(model, "ForCausalLM") and own.has(model.model, "Model")
+        return own if is_whole else None
 
     def has(self, module: object, kind: str) -> bool:
         """Return whether the class of a module is the one of that kind."""

@@ -19,7 +19,9 @@ from cbgen.engine.model.attach import attached
 from cbgen.engine.model.decoder import FusedDecoder
 from cbgen.engine.model.decoder_layers import find_parts, layer_indices
 from cbgen.engine.model.probe import run_model
+from cbgen.engine.model.screen import Screen
 from cbgen.engine.native import Kernels
+from cbgen.engine.sampling.scores import Logits, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +50,24 @@ def fuse_decoder(model: PreTrainedModel, kernels: Kernels, tolerance: float = _T
         return False
     owner = model.get_decoder()
     with attached(model), torch.inference_mode():
-        wanted = _logits(model, parts.layers, is_fused=False)
-        owner.layers = nn.ModuleList([FusedDecoder(parts, kernels)])
-        difference = (_logits(model, parts.layers, is_fused=True) - wanted).abs().max()
-    if not difference <= tolerance * wanted.abs().max():
-        owner.layers = parts.layers
-        logger.warning(
-            "decoder layers run one operation after the other: fused, they change a logit by %g",
-            difference,
-        )
-        return False
+        wanted = _scores(model, parts.layers, is_fused=False).logits()
+        decoder = FusedDecoder(parts, kernels)
+        owner.layers = nn.ModuleList([decoder])
+        logits = _scores(model, parts.layers, is_fused=True).logits()
+        difference = (logits - wanted).abs().max()
+        if not difference <= tolerance * wanted.abs().max():
+            owner.layers = parts.layers
+            logger.warning(
+                "decoder layers run one operation after the other: fused, they change a logit by "
+                "%g",
+                difference,
+            )
+            return False
+        decoder.screen = Screen.of(parts, kernels)
+        best = _scores(model, parts.layers, is_fused=True).best()
+    if not all(map(torch.equal, best, Logits(logits).best())):
+        decoder.screen = None
+        logger.warning("best tokens are looked for in all logits: the head's screen finds others")
     return True
 
 
@@ -87,8 +97,8 @@ class _Pages:
         return self._backend.forward(query, cache, self._metadata, layer)
 
 
-def _logits(model: PreTrainedModel, layers: nn.ModuleList, *, is_fused: bool) -> torch.Tensor:
-    """Return the logits of some short sequences, one behind the other: [T, vocab]."""
+def _scores(model: PreTrainedModel, layers: nn.ModuleList, *, is_fused: bool) -> Scores:
+    """Return the scores of some short sequences, one behind the other."""
     token_ids = torch.tensor([[token for each in _SEQUENCES for token in each]])
     positions = torch.cat([torch.arange(len(each)) for each in _SEQUENCES])
     caches = {
@@ -97,8 +107,7 @@ def _logits(model: PreTrainedModel, layers: nn.ModuleList, *, is_fused: bool) ->
     }
     with forward_context(_Pages(caches, positions, is_fused=is_fused)):
         every = torch.arange(len(positions))
-        logits = run_model(model, token_ids, positions[None], every)
-    return logits.float()
+        return run_model(model, token_ids, positions[None], every)
 
 
 def _empty_cache(layer: Any) -> LayerCache:  # noqa: ANN401  a model's own class

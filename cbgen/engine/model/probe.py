@@ -21,6 +21,7 @@ from cbgen.engine.model.attach import attached
 from cbgen.engine.model.decoder import find_decoder
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.model.linears import packed_bytes
+from cbgen.engine.sampling.scores import Logits, Scores
 from cbgen.errors import UsageError
 
 _SEQUENCE = (1, 0, 1)
@@ -85,7 +86,7 @@ def probe_model(model: PreTrainedModel) -> ModelFacts:
     ends = torch.tensor([length - 1, 2 * length - 1], device=device)
     try:
         with attached(model), forward_context(recorder), torch.inference_mode():
-            logits = run_model(model, token_ids, positions, ends).float()
+            logits = run_model(model, token_ids, positions, ends).logits().float()
     except UsageError as error:
         raise UsageError(f"model type {model_type!r} is not supported: {error}") from error
     except _FORWARD_ERRORS as error:
@@ -128,7 +129,7 @@ def run_model(
     token_ids: torch.Tensor,
     position_ids: torch.Tensor,
     logit_indices: torch.Tensor,
-) -> torch.Tensor:
+) -> Scores:
     """Run one packed forward pass; by the C++ kernels, where they have the model's layers.
 
     The mask of ones keeps transformers from looking for packed sequences in the positions, which
@@ -141,11 +142,11 @@ def run_model(
         logit_indices: [n] int64, the tokens whose logits are wanted.
 
     Returns:
-        [n, vocab] logits in the model's dtype.
+        Those of n rows, in the model's dtype.
     """
     step, decoder = paged_step(), find_decoder(model)
     if step is not None and decoder is not None:
-        return decoder.logits(token_ids, position_ids, logit_indices, step)
+        return decoder.scores(token_ids, position_ids, logit_indices, step)
     output = model(
         input_ids=token_ids,
         position_ids=position_ids,
@@ -153,8 +154,7 @@ def run_model(
         use_cache=False,
         logits_to_keep=logit_indices,
     )
-    logits: torch.Tensor = output.logits[0]
-    return logits
+    return Logits(output.logits[0])
 
 
 def _span(config: PretrainedConfig, layer_index: int, told: int | None) -> AttentionSpan:
@@ -216,7 +216,9 @@ def _refuse_layer_types(config: PretrainedConfig, model_type: str) -> None:
 def _weight_bytes(model: PreTrainedModel) -> int:
     # `parameters` gives tied weights once.
     unpacked = sum(p.numel() * p.element_size() for p in model.parameters())
-    return int(unpacked) + packed_bytes(model)
+    decoder = find_decoder(model)
+    screen = decoder.screen if decoder is not None else None
+    return int(unpacked) + packed_bytes(model) + (screen.num_bytes if screen else 0)
 
 
 def _ranges(numbers: list[int]) -> str:

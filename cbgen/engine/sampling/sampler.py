@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cbgen.engine.native import kernels
 from cbgen.engine.sampling.noise import MAX_NOISE, MIN_NOISE, gumbel_noise, row_keys
+from cbgen.engine.sampling.scores import Logits
 
 _CHUNK_ELEMENTS = 1 << 22
 """Scores that are worked on at once; bounds the memory of the vocabulary-wide tensors."""
@@ -59,26 +59,13 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torc
         The token of each row, [rows] int64, and whether the row's best logit was a finite number,
         [rows] bool; where it was not, the token means nothing. Both on the device of the logits.
     """
-    best, token_ids = _best(logits)
+    best, token_ids = Logits(logits).best()
     noisy = torch.nonzero(rows.temperature > 0).flatten()
     chunk_rows = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
     for index in torch.split(noisy, chunk_rows) if len(noisy) else ():
         places = index.to(logits.device)
         token_ids[places] = _sample_noisy(logits[places], rows.select(index))
     return token_ids, best.isfinite()
-
-
-def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best logit of each row and the first token that has it, as `logits.max(-1)` does.
-
-    On a CPU the C++ kernels look for it: torch finds a maximum alone with vectors, not its place.
-    """
-    library = kernels() if logits.device.type == "cpu" else None
-    if library is None:
-        best, token_ids = logits.max(dim=-1)
-        return best, token_ids
-    token_ids = library.largest(logits.float().contiguous())
-    return logits.gather(1, token_ids[:, None])[:, 0], token_ids
 
 
 def _sample_noisy(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
