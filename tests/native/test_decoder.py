@@ -168,6 +168,9 @@ def test_the_time_of_each_part_is_counted_once(library: Kernels):
     model = fused_model("llama", library)
     fused(model).take_seconds()
     logits_by_steps(model, 1)
+    screen = fused(model).screen
+    assert screen is not None
+    screen.best(torch.randn(2, model.config.hidden_size))
     seconds = fused(model).take_seconds()
     assert tuple(seconds) == (*PARTS, "head")
     assert all(value > 0 for value in seconds.values())
