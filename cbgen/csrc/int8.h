@@ -271,7 +271,7 @@ inline void int8_block(const CbgenLinear& linear, const char* rows, int64_t firs
   for (int64_t k = 0; k < steps; k++) {
     const auto weights = [&](int n) {
       const char* place = columns.weights[n] + k * (4 * CBGEN_PANEL);
-      __builtin_prefetch(place + 2048);
+      __builtin_prefetch(place + 4096);
       return WeightsOf4(place);
     };
     const auto add = [&](const auto&... w) {

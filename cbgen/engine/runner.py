@@ -114,10 +114,10 @@ class Runner:
         """Draw the tokens of the requests that sample: scores of s rows, rows [s] int64."""
         if not sampled:
             return StepResult()
-        parameters = self._sampling.gather(sampled)
-        modes = [self._sampling.logprobs(item.row) for item in sampled]
         logprobs: dict[int, tuple[float]] = {}
-        if any(modes) or bool((parameters.temperature > 0).any()):
+        if self._sampling.needs_logits(sampled):
+            parameters = self._sampling.gather(sampled)
+            modes = [self._sampling.logprobs(item.row) for item in sampled]
             logits = scores.logits()
             token_ids, finite = sample(logits, parameters)
             logprobs = _logprobs(logits, token_ids, parameters, modes)

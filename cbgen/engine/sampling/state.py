@@ -24,6 +24,7 @@ class SamplingState:
         self._min_p = torch.zeros(num_rows, dtype=torch.float64)
         self._seed = torch.zeros(num_rows, dtype=torch.long)
         self._logprobs: list[Literal["raw", "processed"] | None] = [None] * num_rows
+        self._needs_logits = [False] * num_rows
 
     def admit(self, admitted: Sequence[AdmittedRow]) -> None:
         """Take the parameters of newly admitted requests."""
@@ -34,6 +35,7 @@ class SamplingState:
             self._min_p[row] = params.min_p
             self._seed[row] = params.seed
             self._logprobs[row] = params.logprobs
+            self._needs_logits[row] = params.temperature > 0 or params.logprobs is not None
 
     def gather(self, sampled: Sequence[ScheduledRequest]) -> SamplingRows:
         """Return the parameters of the requests that sample in this step, in their order."""
@@ -46,6 +48,10 @@ class SamplingState:
             seed=self._seed[rows],
             positions=torch.tensor([item.start + item.num_tokens for item in sampled]),
         )
+
+    def needs_logits(self, sampled: Sequence[ScheduledRequest]) -> bool:
+        """Return whether some of these requests want more than the best token."""
+        return any(self._needs_logits[item.row] for item in sampled)
 
     def logprobs(self, row: int) -> Literal["raw", "processed"] | None:
         """Return which log-probabilities the request of a row asked for."""
