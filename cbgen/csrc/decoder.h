@@ -106,14 +106,15 @@ inline vf silu(vf x) {
   return x * (x < 0.0f ? e : splat(1.0f)) / (splat(1.0f) + e);
 }
 
-// gate = silu(gate) * up, where the gates of a row stand before its ups.
-void activate_rows(const CbgenGate& gate, int64_t first_row, int64_t last_row) {
-  for (int64_t row = first_row; row < last_row; row++) {
-    float* gates = gate.rows + row * gate.stride;
-    const float* ups = gates + gate.up_offset;
+// output = silu(gate) * up.
+void activate_rows(const CbgenGates& g) {
+  for (int64_t row = 0; row < g.rows; row++) {
+    const float* gates = g.gates + row * g.stride;
+    const float* ups = g.ups + row * g.stride;
+    float* output = g.output + row * g.output_stride;
     int64_t i = 0;
-    for (; i + W <= gate.size; i += W) store(gates + i, silu(load(gates + i)) * load(ups + i));
-    for (; i < gate.size; i++) gates[i] = silu(splat(gates[i]))[0] * ups[i];
+    for (; i + W <= g.columns; i += W) store(output + i, silu(load(gates + i)) * load(ups + i));
+    for (; i < g.columns; i++) output[i] = silu(splat(gates[i]))[0] * ups[i];
   }
 }
 

@@ -51,10 +51,10 @@ class Step {
     normed_stride_ = stride_of(decoder.hidden_size);
     heads_stride_ = stride_of(decoder.heads_width);
     attended_size_ = decoder.heads * decoder.head_dim;
-    gates_stride_ = stride_of(decoder.gates_width);
+    gated_stride_ = stride_of(decoder.intermediate_size);
     thread_local std::vector<float> memory;
     float* next = reserve(memory, step.tokens * (normed_stride_ + heads_stride_ + attended_size_) +
-                                      block * (normed_stride_ + gates_stride_));
+                                      block * (normed_stride_ + gated_stride_));
     const auto take = [&next](int64_t floats) {
       float* taken = next;
       next += floats;
@@ -64,7 +64,7 @@ class Step {
     heads_ = take(step.tokens * heads_stride_);
     attended_ = take(step.tokens * attended_size_);
     normed_ = take(block * normed_stride_);
-    gates_ = take(block * gates_stride_);
+    gated_ = take(block * gated_stride_);
   }
 
   void run() {
@@ -174,6 +174,13 @@ class Step {
     clock_.ends(CBGEN_PRODUCTS);
   }
 
+  CbgenLinear of_normed(CbgenLinear linear, int64_t rows) {
+    linear.input = normed_;
+    linear.input_stride = normed_stride_;
+    linear.rows = rows;
+    return linear;
+  }
+
   void before_attention(const CbgenDecoderLayer& layer, int64_t first, int64_t last) {
     norm(layer.attention_norm, first, last);
     float* rows = heads_ + first * heads_stride_;
@@ -238,11 +245,9 @@ class Step {
              normed_stride_);
     has_addend_ = true;
     norm(layer.mlp_norm, first, last);
-    multiply(layer.gate_up, normed_, normed_stride_, rows, gates_, gates_stride_);
-    const CbgenGate gate{gates_, gates_stride_, d_.up_offset, d_.intermediate_size};
-    for_rows(rows, 2 * d_.intermediate_size,
-             [&](int64_t begin, int64_t end) { current_kernels().activate(gate, begin, end); });
-    multiply(layer.down, gates_, gates_stride_, rows, addend, normed_stride_);
+    run_gated(of_normed(layer.gate, rows), of_normed(layer.up, rows), gated_, gated_stride_,
+              threads_);
+    multiply(layer.down, gated_, gated_stride_, rows, addend, normed_stride_);
   }
 
   const CbgenDecoder& d_;
@@ -253,8 +258,8 @@ class Step {
   std::vector<int64_t> query_starts_;  // of the rows that are wanted
   bool is_apart_ = false;  // whether the hidden states are those of the rows that are wanted
   bool has_addend_ = false;  // whether `addend_` is still to be added to the hidden states
-  int64_t normed_stride_, heads_stride_, attended_size_, gates_stride_;
-  float *addend_, *heads_, *attended_, *normed_, *gates_;
+  int64_t normed_stride_, heads_stride_, attended_size_, gated_stride_;
+  float *addend_, *heads_, *attended_, *normed_, *gated_;
 };
 
 }  // namespace

@@ -19,7 +19,8 @@ struct CbgenDecoderLayer {
   const float* key_norm;        // [head_dim] or null
   CbgenProduct query_key_value;
   CbgenProduct output;
-  CbgenProduct gate_up;
+  CbgenLinear gate;
+  CbgenLinear up;
   CbgenProduct down;
   CbgenCache cache;
   int64_t group;       // of the step's groups
@@ -40,8 +41,6 @@ struct CbgenDecoder {
   int64_t value_offset;
   int64_t heads_width;  // of a row of queries, keys and values
   int64_t intermediate_size;
-  int64_t up_offset;
-  int64_t gates_width;  // of a row of gates and ups
   float epsilon;
 };
 

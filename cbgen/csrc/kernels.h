@@ -164,12 +164,15 @@ struct CbgenHeads {
   float epsilon;
 };
 
-// Gates and ups of some rows; the product of activation and up takes the place of the gates.
-struct CbgenGate {
-  float* rows;  // [rows][stride]
-  int64_t stride;
-  int64_t up_offset;
-  int64_t size;
+// Gates and ups of some rows, [rows][columns], and where the products of activation and up go.
+struct CbgenGates {
+  const float* gates;
+  const float* ups;
+  int64_t stride;  // of both
+  int64_t rows;
+  int64_t columns;
+  float* output;
+  int64_t output_stride;
 };
 
 // Keys are attended in segments at fixed positions, whoever computes them, and the results of
@@ -205,7 +208,7 @@ struct CbgenKernels {
   void (*merge)(const CbgenAttention& attention, const CbgenAttentionTask& task, float* scratch);
   void (*norm)(const CbgenNorm& norm, int64_t first_row, int64_t last_row);
   void (*place_heads)(const CbgenHeads& heads, int64_t first_token, int64_t last_token);
-  void (*activate)(const CbgenGate& gate, int64_t first_row, int64_t last_row);
+  void (*activate)(const CbgenGates& gates);
   const CbgenInt8Kernels* int8;
   // Multiplies and adds in registers alone, so many rounds; returns the operations of a round.
   int64_t (*multiply_add)(int64_t rounds, float* result);

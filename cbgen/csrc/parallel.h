@@ -25,6 +25,9 @@ const CbgenKernels& current_kernels();
 
 // Run one kernel on so many threads.
 void run_linear(const CbgenLinear& linear, int64_t threads);
+// output[r][n] = silu(gate[r][n]) * up[r][n], of two products of the same rows and columns.
+void run_gated(const CbgenLinear& gate, const CbgenLinear& up, float* output, int64_t output_stride,
+               int64_t threads);
 void run_attention(const CbgenAttention& attention, int64_t threads);
 
 // Some tasks, of which each thread takes the next one when it is done.

@@ -13,8 +13,8 @@ MOST_PARTS = 3
 """Linear layers of one input that a product holds."""
 
 PARTS = ("products", "attention", "small")
-"""What the library measures the time of, in its order; "small" are norms, rotary embedding, writes
-to the cache and activations."""
+"""What the library measures the time of, in its order; "small" are norms, rotary embedding and
+writes to the cache. Activations are part of the products whose results they take."""
 
 
 class Product(ctypes.Structure):
@@ -53,7 +53,8 @@ class DecoderLayer(ctypes.Structure):
         ("key_norm", ctypes.c_void_p),
         ("query_key_value", Product),
         ("output", Product),
-        ("gate_up", Product),
+        ("gate", Linear),
+        ("up", Linear),
         ("down", Product),
         ("cache", Cache),
         ("group", ctypes.c_int64),
@@ -78,8 +79,6 @@ class Decoder(ctypes.Structure):
         ("value_offset", ctypes.c_int64),
         ("heads_width", ctypes.c_int64),
         ("intermediate_size", ctypes.c_int64),
-        ("up_offset", ctypes.c_int64),
-        ("gates_width", ctypes.c_int64),
         ("epsilon", ctypes.c_float),
     )
 

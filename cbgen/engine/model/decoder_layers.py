@@ -90,9 +90,7 @@ def describe(parts: ModelParts) -> DecoderDescription:
     first: Any = layers[0]
     attention, mlp = first.self_attn, first.mlp
     query, key, value = _offsets([attention.q_proj, attention.k_proj, attention.v_proj])
-    _, up = _offsets([mlp.gate_proj, mlp.up_proj])
     head_dim = int(attention.head_dim)
-    intermediate_size = mlp.down_proj.packed.depth
     decoder = Decoder(
         layers=described,
         num_layers=len(layers),
@@ -105,9 +103,7 @@ def describe(parts: ModelParts) -> DecoderDescription:
         key_offset=key,
         value_offset=value,
         heads_width=value + attention.v_proj.packed.columns,
-        intermediate_size=intermediate_size,
-        up_offset=up,
-        gates_width=up + intermediate_size,
+        intermediate_size=mlp.down_proj.packed.depth,
         epsilon=first.input_layernorm.variance_epsilon,
     )
     return DecoderDescription(decoder, described, layer_indices(layers))
@@ -128,7 +124,8 @@ def _describe_layer(layer: Any, place: DecoderLayer) -> None:  # noqa: ANN401  a
         place.key_norm = attention.k_norm.weight.data_ptr()
     place.query_key_value = _product([attention.q_proj, attention.k_proj, attention.v_proj])
     place.output = _product([attention.o_proj])
-    place.gate_up = _product([mlp.gate_proj, mlp.up_proj])
+    place.gate = mlp.gate_proj.packed.argument(mlp.gate_proj.bias)
+    place.up = mlp.up_proj.packed.argument(mlp.up_proj.bias)
     place.down = _product([mlp.down_proj])
     place.rotary_dim = attention.head_dim if getattr(attention, "use_rope", True) else 0
     place.scaling = attention.scaling
@@ -196,6 +193,7 @@ def _is_known(layer: Any, own: _OwnClasses) -> bool:  # noqa: ANN401  a model's 
     return (
         _are_norms(norms, own)
         and all(isinstance(linear, PackedLinear) for linear in _linears(layer))
+        and layer.mlp.gate_proj.packed.is_rounded == layer.mlp.up_proj.packed.is_rounded
         and type(layer.mlp.act_fn).__name__ in _SILU
     )
 
