@@ -1,9 +1,11 @@
 // Runs the decoder layers of a Llama-like model: norm, queries, keys and values, rotary embedding and
 // cache, attention, output, norm, gated feed-forward; with one call a step.
 //
-// Products go through the same kernels as everywhere, over blocks of rows whose intermediate results
-// stay in the caches between them. What the two halves of a layer add to the hidden states is added
-// together with the norm that follows.
+// Only attention needs more of a step than its own rows. Between two attentions, of one layer and the
+// next, many rows are cut into tasks: a thread does all that is to be done for some rows, whose
+// intermediate results stay in its caches. Few rows are done by all threads together, product by
+// product. What the two halves of a layer add to the hidden states is added together with the norm
+// that follows.
 
 #include <algorithm>
 #include <chrono>
@@ -17,8 +19,10 @@
 
 namespace {
 
-// Rows whose intermediate results are worked on together: a few MiB for models of usual widths.
-constexpr int64_t ROW_BLOCK = 192;
+// Rows that one thread does by itself: at most, and at least for each thread. Their intermediate
+// results are half a MiB for models of usual widths.
+constexpr int64_t MOST_ROWS = 96;
+constexpr int64_t LEAST_ROWS = 96;
 // Fewer floats than this are not worth waking a thread for.
 constexpr int64_t FLOATS_PER_TASK = 4096;
 // Rows of scratch lie a cache line further apart than they are wide, so that rows whose size is a
@@ -43,18 +47,29 @@ class Clock {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
+// Who works on some rows, and where the intermediate results lie.
+struct Place {
+  int64_t threads;
+  float* normed;
+  float* gated;
+  Clock* clock;  // null for threads beside the one whose time is taken
+};
+
 class Step {
  public:
   Step(const CbgenDecoder& decoder, const CbgenStep& step, int64_t threads)
       : d_(decoder), s_(step), threads_(threads), clock_(step.seconds) {
-    const int64_t block = std::min(ROW_BLOCK, step.tokens);
     normed_stride_ = stride_of(decoder.hidden_size);
     heads_stride_ = stride_of(decoder.heads_width);
     attended_size_ = decoder.heads * decoder.head_dim;
     gated_stride_ = stride_of(decoder.intermediate_size);
+    const int64_t rows_together = std::min(step.tokens, threads * LEAST_ROWS);
+    tasks_ = (step.tokens + MOST_ROWS - 1) / MOST_ROWS;
+    tasks_ = (tasks_ + threads - 1) / threads * threads;
     thread_local std::vector<float> memory;
     float* next = reserve(memory, step.tokens * (normed_stride_ + heads_stride_ + attended_size_) +
-                                      block * (normed_stride_ + gated_stride_));
+                                      (rows_together + threads * MOST_ROWS) *
+                                          (normed_stride_ + gated_stride_));
     const auto take = [&next](int64_t floats) {
       float* taken = next;
       next += floats;
@@ -63,20 +78,26 @@ class Step {
     addend_ = take(step.tokens * normed_stride_);
     heads_ = take(step.tokens * heads_stride_);
     attended_ = take(step.tokens * attended_size_);
-    normed_ = take(block * normed_stride_);
-    gated_ = take(block * gated_stride_);
+    const auto place = [&](int64_t number, int64_t rows, Clock* clock) {
+      float* normed = take(rows * normed_stride_);
+      return Place{number, normed, take(rows * gated_stride_), clock};
+    };
+    together_ = place(threads, rows_together, &clock_);
+    for (int64_t i = 0; i < threads; i++) {
+      places_.push_back(place(1, MOST_ROWS, i == 0 ? &clock_ : nullptr));
+    }
   }
 
   void run() {
+    const CbgenDecoderLayer* done = nullptr;
     for (int64_t i = 0; i < d_.num_layers; i++) {
       const CbgenDecoderLayer& layer = d_.layers[i];
-      for_row_blocks([&](int64_t first, int64_t last) { before_attention(layer, first, last); });
+      between(done, &layer);
       if (i + 1 == d_.num_layers) keep_wanted();
       attend(layer);
-      for_row_blocks([&](int64_t first, int64_t last) { after_attention(layer, first, last); });
-      has_addend_ = true;
+      done = &layer;
     }
-    norm(nullptr, 0, s_.tokens);
+    between(done, nullptr);
     give_wanted();
   }
 
@@ -114,7 +135,7 @@ class Step {
   }
 
   void give_wanted() {
-    for_rows(s_.num_wanted, d_.hidden_size, [&](int64_t begin, int64_t end) {
+    for_rows(s_.num_wanted, d_.hidden_size, together_, [&](int64_t begin, int64_t end) {
       CbgenNorm norm{};
       norm.size = d_.hidden_size;
       norm.weight = d_.last_norm;
@@ -127,41 +148,48 @@ class Step {
     });
   }
 
-  template <class Function>
-  void for_row_blocks(const Function& function) {
-    const int64_t blocks = (s_.tokens + ROW_BLOCK - 1) / ROW_BLOCK;
-    for (int64_t i = 0; i < blocks; i++) {
-      function(s_.tokens * i / blocks, s_.tokens * (i + 1) / blocks);
-    }
+  // Does what lies between the attentions of two layers; before the first or behind the last one
+  // layer is null.
+  void between(const CbgenDecoderLayer* done, const CbgenDecoderLayer* next) {
+    const auto work = [&](int64_t first, int64_t last, const Place& place) {
+      if (done != nullptr) after_attention(*done, first, last, place);
+      norm(next != nullptr ? next->attention_norm : nullptr, done != nullptr, first, last, place);
+      if (next != nullptr) before_attention(*next, first, last, place);
+    };
+    if (s_.tokens < threads_ * LEAST_ROWS) return work(0, s_.tokens, together_);
+    for_each(tasks_, threads_, [&](int64_t i, int64_t thread) {
+      work(s_.tokens * i / tasks_, s_.tokens * (i + 1) / tasks_, places_[thread]);
+    });
+    clock_.ends(CBGEN_PRODUCTS);  // waiting for the last task
   }
 
   // Runs function(first, last) over parts of the rows, on as many threads as they are worth.
   template <class Function>
-  void for_rows(int64_t rows, int64_t floats_a_row, const Function& function) {
+  void for_rows(int64_t rows, int64_t floats_a_row, const Place& place, const Function& function) {
     const int64_t least = (FLOATS_PER_TASK + floats_a_row - 1) / floats_a_row;
-    const int64_t step = std::max(least, (rows + 4 * threads_ - 1) / (4 * threads_));
-    for_each((rows + step - 1) / step, threads_, [&](int64_t i, int64_t) {
+    const int64_t step = std::max(least, (rows + 4 * place.threads - 1) / (4 * place.threads));
+    for_each((rows + step - 1) / step, place.threads, [&](int64_t i, int64_t) {
       function(i * step, std::min(rows, (i + 1) * step));
     });
-    clock_.ends(CBGEN_SMALL);
+    if (place.clock != nullptr) place.clock->ends(CBGEN_SMALL);
   }
 
-  void norm(const float* weight, int64_t first, int64_t last) {
+  void norm(const float* weight, bool has_addend, int64_t first, int64_t last, const Place& place) {
     CbgenNorm norm{};
     norm.hidden = s_.hidden + first * d_.hidden_size;
     norm.size = d_.hidden_size;
-    norm.addend = has_addend_ ? addend_ + first * normed_stride_ : nullptr;
+    norm.addend = has_addend ? addend_ + first * normed_stride_ : nullptr;
     norm.addend_stride = normed_stride_;
     norm.weight = weight;
-    norm.output = normed_;
+    norm.output = place.normed;
     norm.output_stride = normed_stride_;
     norm.epsilon = d_.epsilon;
-    for_rows(last - first, 2 * d_.hidden_size,
+    for_rows(last - first, 2 * d_.hidden_size, place,
              [&](int64_t begin, int64_t end) { current_kernels().norm(norm, begin, end); });
   }
 
   void multiply(const CbgenProduct& product, const float* input, int64_t input_stride, int64_t rows,
-                float* output, int64_t output_stride) {
+                float* output, int64_t output_stride, const Place& place) {
     for (int64_t i = 0; i < product.count; i++) {
       CbgenLinear linear = product.parts[i];
       linear.input = input;
@@ -169,22 +197,23 @@ class Step {
       linear.rows = rows;
       linear.output = output + product.offsets[i];
       linear.output_stride = output_stride;
-      run_linear(linear, threads_);
+      run_linear(linear, place.threads);
     }
-    clock_.ends(CBGEN_PRODUCTS);
+    if (place.clock != nullptr) place.clock->ends(CBGEN_PRODUCTS);
   }
 
-  CbgenLinear of_normed(CbgenLinear linear, int64_t rows) {
-    linear.input = normed_;
+  CbgenLinear of_normed(CbgenLinear linear, int64_t rows, const Place& place) {
+    linear.input = place.normed;
     linear.input_stride = normed_stride_;
     linear.rows = rows;
     return linear;
   }
 
-  void before_attention(const CbgenDecoderLayer& layer, int64_t first, int64_t last) {
-    norm(layer.attention_norm, first, last);
+  void before_attention(const CbgenDecoderLayer& layer, int64_t first, int64_t last,
+                        const Place& place) {
     float* rows = heads_ + first * heads_stride_;
-    multiply(layer.query_key_value, normed_, normed_stride_, last - first, rows, heads_stride_);
+    multiply(layer.query_key_value, place.normed, normed_stride_, last - first, rows, heads_stride_,
+             place);
     CbgenHeads heads{};
     heads.rows = rows;
     heads.stride = heads_stride_;
@@ -202,7 +231,7 @@ class Step {
     heads.slots = s_.groups[layer.group].slots + first;
     heads.cache = layer.cache;
     heads.epsilon = d_.epsilon;
-    for_rows(last - first, 2 * d_.heads_width,
+    for_rows(last - first, 2 * d_.heads_width, place,
              [&](int64_t begin, int64_t end) { current_kernels().place_heads(heads, begin, end); });
   }
 
@@ -238,16 +267,16 @@ class Step {
     clock_.ends(CBGEN_ATTENTION);
   }
 
-  void after_attention(const CbgenDecoderLayer& layer, int64_t first, int64_t last) {
+  void after_attention(const CbgenDecoderLayer& layer, int64_t first, int64_t last,
+                       const Place& place) {
     const int64_t rows = last - first;
     float* addend = addend_ + first * normed_stride_;
     multiply(layer.output, attended_ + first * attended_size_, attended_size_, rows, addend,
-             normed_stride_);
-    has_addend_ = true;
-    norm(layer.mlp_norm, first, last);
-    run_gated(of_normed(layer.gate, rows), of_normed(layer.up, rows), gated_, gated_stride_,
-              threads_);
-    multiply(layer.down, gated_, gated_stride_, rows, addend, normed_stride_);
+             normed_stride_, place);
+    norm(layer.mlp_norm, true, first, last, place);
+    run_gated(of_normed(layer.gate, rows, place), of_normed(layer.up, rows, place), place.gated,
+              gated_stride_, place.threads);
+    multiply(layer.down, place.gated, gated_stride_, rows, addend, normed_stride_, place);
   }
 
   const CbgenDecoder& d_;
@@ -257,9 +286,11 @@ class Step {
   std::vector<float> wanted_hidden_;
   std::vector<int64_t> query_starts_;  // of the rows that are wanted
   bool is_apart_ = false;  // whether the hidden states are those of the rows that are wanted
-  bool has_addend_ = false;  // whether `addend_` is still to be added to the hidden states
+  int64_t tasks_;              // that many rows are cut into
+  Place together_;             // of all threads, for few rows
+  std::vector<Place> places_;  // of each thread
   int64_t normed_stride_, heads_stride_, attended_size_, gated_stride_;
-  float *addend_, *heads_, *attended_, *normed_, *gated_;
+  float *addend_, *heads_, *attended_;
 };
 
 }  // namespace

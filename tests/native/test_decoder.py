@@ -82,6 +82,37 @@ def test_logits_are_the_same_bits_on_any_number_of_threads(library: Kernels, thr
     assert all(map(torch.equal, alone, logits_by_steps(model, 1)))
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("most_logits", [None, 3])
+def test_many_rows_are_the_same_bits_as_few(library: Kernels, threads, num_threads, most_logits):
+    torch.set_num_threads(num_threads)
+    choose = random.Random(1)
+    model = fused_model("llama", library, max_position_embeddings=512)
+    long = [[choose.randrange(1, model.config.vocab_size) for _ in range(n)] for n in (333, 140)]
+
+    def run(most_tokens: int) -> list[torch.Tensor]:
+        stepper = Stepper(
+            *(model, long),
+            attention="cpu",
+            page_size=16,
+            num_blocks=64,
+            most_logits=most_logits,
+        )
+        parts: list[list[torch.Tensor]] = [[], []]
+        for begin in range(0, max(map(len, long)), most_tokens):
+            counts = {
+                row: min(most_tokens, len(ids) - begin)
+                for row, ids in enumerate(long)
+                if begin < len(ids)
+            }
+            for row, logits in stepper.step(counts).items():
+                parts[row].append(logits)
+        return [torch.cat(part)[-3:] for part in parts]
+
+    # All in one step, where each thread does some of the rows alone, or some tokens a step.
+    assert all(map(torch.equal, run(most_tokens=400), run(most_tokens=20)))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
