@@ -14,6 +14,9 @@
 
 namespace {
 
+// Fewer floats are read before another thread is awake.
+constexpr int64_t FLOATS_TO_SHARE = 1 << 16;
+
 bool is_supported(const CbgenKernels* kernels) {
 #if defined(__x86_64__)
   if (kernels == &cbgen_avx512vnni) {
@@ -143,6 +146,7 @@ CBGEN_API void cbgen_pack_int8(const void* data, int32_t format, int64_t rows, i
 CBGEN_API void cbgen_unpack_rows(const void* packed, int32_t format, int64_t columns,
                                  const int64_t* rows, int64_t count, float* output,
                                  int64_t threads) {
+  if (count * columns < FLOATS_TO_SHARE) threads = 1;
   if (format == CBGEN_INT8) {
     for_each(count, threads, [&](int64_t i, int64_t) {
       packing::unpack_int8_row(packed, rows[i], columns, output + i * columns);
