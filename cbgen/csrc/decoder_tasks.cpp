@@ -23,6 +23,8 @@ namespace {
 // results are half a MiB for models of usual widths.
 constexpr int64_t MOST_ROWS = 96;
 constexpr int64_t LEAST_ROWS = 96;
+// Rows that all threads do together, at most.
+constexpr int64_t ROWS_TOGETHER = 192;
 // Fewer floats than this are not worth waking a thread for.
 constexpr int64_t FLOATS_PER_TASK = 4096;
 // Rows of scratch lie a cache line further apart than they are wide, so that rows whose size is a
@@ -63,12 +65,13 @@ class Step {
     heads_stride_ = stride_of(decoder.heads_width);
     attended_size_ = decoder.heads * decoder.head_dim;
     gated_stride_ = stride_of(decoder.intermediate_size);
-    const int64_t rows_together = std::min(step.tokens, threads * LEAST_ROWS);
+    const int64_t rows_together = std::min(step.tokens, ROWS_TOGETHER);
+    const int64_t rows_alone = are_many() ? threads * MOST_ROWS : 0;
     tasks_ = (step.tokens + MOST_ROWS - 1) / MOST_ROWS;
     tasks_ = (tasks_ + threads - 1) / threads * threads;
     thread_local std::vector<float> memory;
     float* next = reserve(memory, step.tokens * (normed_stride_ + heads_stride_ + attended_size_) +
-                                      (rows_together + threads * MOST_ROWS) *
+                                      (rows_together + rows_alone) *
                                           (normed_stride_ + gated_stride_));
     const auto take = [&next](int64_t floats) {
       float* taken = next;
@@ -83,7 +86,7 @@ class Step {
       return Place{number, normed, take(rows * gated_stride_), clock};
     };
     together_ = place(threads, rows_together, &clock_);
-    for (int64_t i = 0; i < threads; i++) {
+    for (int64_t i = 0; i < threads && are_many(); i++) {
       places_.push_back(place(1, MOST_ROWS, i == 0 ? &clock_ : nullptr));
     }
   }
@@ -102,6 +105,9 @@ class Step {
   }
 
  private:
+  // Whether each thread does some rows by itself.
+  bool are_many() const { return s_.tokens >= threads_ * LEAST_ROWS; }
+
   // Leaves the rows that are wanted alone: behind the last keys and values the others serve nobody.
   // They must be the last ones of their requests, as attention takes queries to be.
   void keep_wanted() {
@@ -156,11 +162,17 @@ class Step {
       norm(next != nullptr ? next->attention_norm : nullptr, done != nullptr, first, last, place);
       if (next != nullptr) before_attention(*next, first, last, place);
     };
-    if (s_.tokens < threads_ * LEAST_ROWS) return work(0, s_.tokens, together_);
-    for_each(tasks_, threads_, [&](int64_t i, int64_t thread) {
-      work(s_.tokens * i / tasks_, s_.tokens * (i + 1) / tasks_, places_[thread]);
-    });
-    clock_.ends(CBGEN_PRODUCTS);  // waiting for the last task
+    if (are_many()) {
+      for_each(tasks_, threads_, [&](int64_t i, int64_t thread) {
+        work(s_.tokens * i / tasks_, s_.tokens * (i + 1) / tasks_, places_[thread]);
+      });
+      clock_.ends(CBGEN_PRODUCTS);  // waiting for the last task
+      return;
+    }
+    const int64_t blocks = (s_.tokens + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
+    for (int64_t i = 0; i < blocks; i++) {
+      work(s_.tokens * i / blocks, s_.tokens * (i + 1) / blocks, together_);
+    }
   }
 
   // Runs function(first, last) over parts of the rows, on as many threads as they are worth.
