@@ -63,6 +63,10 @@ class Tasks {
         tasks.push_back(part);
       }
     }
+  }
+
+  // Puts the largest tasks first, so that none of them is begun when the others end.
+  void sort() {
     std::stable_sort(tasks.begin(), tasks.end(),
                      [](const auto& left, const auto& right) { return left.cost > right.cost; });
   }
@@ -113,6 +117,7 @@ void run_attention(const CbgenAttention& attention, int64_t threads) {
   const CbgenKernels& kernels = current_kernels();
   Tasks work(attention, threads);
   work.split(threads);
+  if (threads > 1) work.sort();
   const int64_t scratch_size = kernels.attention_scratch(attention);
   thread_local std::vector<float> memory;
   float* scratch = reserve(memory, scratch_size * threads);
