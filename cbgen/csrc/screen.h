@@ -9,6 +9,9 @@ namespace {
 // Longer rows may have products that are not finite, which no bound speaks of.
 constexpr float LONGEST_ROW = 1e30f;
 
+// More than what products and bounds lose where float32 holds numbers with few bits or none.
+constexpr float SMALLEST = 1e-36f;
+
 // The largest bound of one row and one panel. By Cauchy and Schwarz, with x' and w' the rounded row
 // and column: |xw - x'w'| = |x(w - w') + (x - x')w'| <= |x||w - w'| + |x - x'||w'|.
 inline float bound_of(const float* scores, const float* errors, const CbgenInt8Row& row) {
@@ -18,7 +21,7 @@ inline float bound_of(const float* scores, const float* errors, const CbgenInt8R
     const vf bound = fma(norm, load(errors + n), load(scores + n));
     most = maximum(fma(error, load(errors + CBGEN_PANEL + n), bound), most);
   }
-  return largest_of(most);
+  return largest_of(most) + SMALLEST;
 }
 
 // The same of the first columns of a panel alone.
@@ -30,7 +33,7 @@ inline float bound_of_few(const float* scores, const float* errors, const CbgenI
         scores[n] + row.norm * errors[n] + row.error * errors[CBGEN_PANEL + n];
     if (bound > most) most = bound;
   }
-  return most;
+  return most + SMALLEST;
 }
 
 void bound_scores(const CbgenScores& s) {

@@ -25,6 +25,8 @@ _ROUNDED_UP = 1 + 2.0**-10
 """More than the relative error of a length that is computed in float32."""
 _ROUNDINGS = 64
 """Beside those of a sum over the depth: in rotating and scaling rows and weights, and in bounds."""
+_SHORTEST = 1e-36
+"""Added to lengths, because float32 holds shorter ones with few bits or none."""
 _LONGEST = 1e6
 """Length of a token's weights up to which logits of rows that csrc/screen.h bounds are finite."""
 
@@ -128,5 +130,10 @@ def _lengths(
     rounded = torch.empty_like(wanted)
     kernels.unpack_rows(panels, torch.arange(len(wanted)), rounded)
     slack = (depth + _ROUNDINGS) * torch.finfo(torch.float32).eps
-    lost = (wanted - rounded).norm(dim=1) + slack * wanted.norm(dim=1)
-    return torch.stack([lost, rounded.norm(dim=1)]) * _ROUNDED_UP
+    lost = _length(wanted - rounded) + slack * _length(wanted)
+    return (torch.stack([lost, _length(rounded)]) * _ROUNDED_UP).float() + _SHORTEST
+
+
+def _length(rows: torch.Tensor) -> torch.Tensor:
+    """Return the length of each row, [n] float64: in float32 squares of small numbers are 0."""
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

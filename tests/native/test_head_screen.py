@@ -144,6 +144,18 @@ def test_rows_of_any_length_are_searched(int8_kernels: Kernels, length):
     assert_best(torch.randn(100, 64) * 1e-20, rows, int8_kernels)
 
 
+@pytest.mark.parametrize("scale", [1e-18, 1e-23, 1e-25, 1e-28, 1e-31, 1e-38, 1e-44])
+def test_weights_whose_squares_vanish_are_searched(int8_kernels: Kernels, scale):
+    torch.manual_seed(10)
+    for length in (1e-8, 1, 1e20):
+        rows = torch.randn(40, 64) * length
+        assert_best(torch.randn(400, 64) * scale, rows, int8_kernels)
+        # All other logits are below 0.
+        weight = -torch.rand(400, 64)
+        weight[::20] = torch.randn(20, 64) * scale
+        assert_best(weight, rows.abs(), int8_kernels)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_found(int8_kernels: Kernels, value):
     torch.manual_seed(5)
