@@ -136,4 +136,5 @@ def _lengths(
 
 def _length(rows: torch.Tensor) -> torch.Tensor:
     """Return the length of each row, [n] float64: in float32 squares of small numbers are 0."""
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    lengths: torch.Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return lengths
