@@ -59,8 +59,8 @@ def cbgen_command(
 
 def main() -> NoReturn:
     """Run the command line of this process and end it."""
-    # Imports and models make a million objects that stay. By default Python searches them for
-    # cycles so often that it takes a fifth of the start-up.
+    # Imports and models make half a million objects that stay. By default Python searches them for
+    # cycles so often that it takes a fifth of the time of the imports.
     gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
     fill_closed_descriptors()
     code = run_cli(sys.argv[1:])

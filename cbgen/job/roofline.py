@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from cbgen.engine import native
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
-from cbgen.engine.model.decoder import find_decoder
+from cbgen.engine.model.decoder import held_screen_bytes
 from cbgen.engine.model.facts import ModelFacts
 
 _TURNS = 10
@@ -128,13 +128,11 @@ def linear_sizes(model: PreTrainedModel) -> LinearSizes | None:
     linears = [m.weight for m in skeleton.modules() if isinstance(m, nn.Linear | Conv1D)]
     output = skeleton.get_output_embeddings()
     head = output.weight.numel() if isinstance(output, nn.Linear) else 0
-    decoder = find_decoder(model)
-    screen = decoder.screen if decoder is not None else None
     return LinearSizes(
         body=sum(weight.numel() for weight in linears) - head,
         head=head,
         total=sum(weight.numel() for weight in weights),
-        screen_bytes=screen.num_bytes if screen is not None else 0,
+        screen_bytes=held_screen_bytes(model),
     )
 
 

@@ -165,6 +165,12 @@ def find_decoder(model: PreTrainedModel) -> FusedDecoder | None:
     return only if isinstance(only, FusedDecoder) else None
 
 
+def held_screen_bytes(model: PreTrainedModel) -> int:
+    """Return the memory of the screen of a model's head; 0 if it has none."""
+    decoder = find_decoder(model)
+    return decoder.screen.num_bytes if decoder is not None and decoder.screen is not None else 0
+
+
 def take_part_seconds(model: PreTrainedModel) -> dict[str, float]:
     """Return `FusedDecoder.take_seconds` of a model; empty if its layers are not fused."""
     decoder = find_decoder(model)

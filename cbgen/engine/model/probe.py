@@ -18,7 +18,7 @@ from cbgen.engine.attention.base import LayerAttention
 from cbgen.engine.attention.context import PagedStep, forward_context, paged_step
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.model.attach import attached
-from cbgen.engine.model.decoder import find_decoder
+from cbgen.engine.model.decoder import find_decoder, held_screen_bytes
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.model.linears import packed_bytes
 from cbgen.engine.sampling.scores import Logits, Scores
@@ -216,9 +216,7 @@ def _refuse_layer_types(config: PretrainedConfig, model_type: str) -> None:
 def _weight_bytes(model: PreTrainedModel) -> int:
     # `parameters` gives tied weights once.
     unpacked = sum(p.numel() * p.element_size() for p in model.parameters())
-    decoder = find_decoder(model)
-    screen = decoder.screen if decoder is not None else None
-    return int(unpacked) + packed_bytes(model) + (screen.num_bytes if screen else 0)
+    return int(unpacked) + packed_bytes(model) + held_screen_bytes(model)
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -54,7 +54,7 @@ class Screen:
             panels = slice(first // PANEL, first // PANEL + num_panels(len(indices)))
             wanted = exact.rows(indices)
             kernels.pack(wanted, rounded[panels])
-            lengths = _lengths(wanted, exact.depth, rounded[panels], kernels)
+            lengths = _lengths(wanted, rounded[panels], kernels)
             if not bool((lengths < _LONGEST).all()):
                 return None
             padding = (0, len(errors[panels]) * PANEL - len(indices))
@@ -111,16 +111,13 @@ def screen_bytes(model: PreTrainedModel) -> int:
     return rounded + num_panels(columns) * 2 * PANEL * torch.float32.itemsize
 
 
-def _lengths(
-    wanted: torch.Tensor, depth: int, panels: torch.Tensor, kernels: Kernels
-) -> torch.Tensor:
+def _lengths(wanted: torch.Tensor, panels: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Return how long what rounding took from each weight is, and the rounded weight, at least.
 
     What float32 loses in the exact products and in the bounds counts as lost by rounding.
 
     Args:
         wanted: [n, depth] float32.
-        depth: of a product.
         panels: the same weights in int8.
         kernels: the library.
 
@@ -129,7 +126,7 @@ def _lengths(
     """
     rounded = torch.empty_like(wanted)
     kernels.unpack_rows(panels, torch.arange(len(wanted)), rounded)
-    slack = (depth + _ROUNDINGS) * torch.finfo(torch.float32).eps
+    slack = (wanted.shape[1] + _ROUNDINGS) * torch.finfo(torch.float32).eps
     lost = _length(wanted - rounded) + slack * _length(wanted)
     return (torch.stack([lost, _length(rounded)]) * _ROUNDED_UP).float() + _SHORTEST
 
