@@ -58,6 +58,7 @@ HEADERS = [
     "packing.h",
     "parallel.h",
     "peak.h",
+    "rows.h",
     "screen.h",
     "vector.h",
 ]

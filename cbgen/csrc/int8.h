@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "rows.h"
 #include "vector.h"
 
 #if defined(__SSE2__)
@@ -266,7 +267,7 @@ inline void int8_block(const CbgenLinear& linear, const char* rows, int64_t firs
     const int32_t offset = reinterpret_cast<const CbgenInt8Row*>(row + r * row_bytes)->offset;
     for (int n = 0; n < NUM; n++) sums[r][n] = vi{} - offset;
   }
-  const char* values = row + CBGEN_INT8_HEADER;
+  RowAddresses<char, ROWS> values(row + CBGEN_INT8_HEADER, row_bytes);
   const int64_t steps = padded_depth(linear.depth) / 4;
   for (int64_t k = 0; k < steps; k++) {
     const auto weights = [&](int n) {
@@ -276,7 +277,7 @@ inline void int8_block(const CbgenLinear& linear, const char* rows, int64_t firs
     };
     const auto add = [&](const auto&... w) {
       for (int r = 0; r < ROWS; r++) {
-        const RowOf4 x(values + r * row_bytes + k * (4 * INT8_BYTES));
+        const RowOf4 x(values.row(r));
         int n = 0;
         ((sums[r][n] = add_products(sums[r][n], w, x), n++), ...);
       }
@@ -286,6 +287,7 @@ inline void int8_block(const CbgenLinear& linear, const char* rows, int64_t firs
     } else {
       add(weights(0), weights(1));
     }
+    values.advance(4 * INT8_BYTES);
   }
   for (int r = 0; r < ROWS; r++) {
     const float scale = reinterpret_cast<const CbgenInt8Row*>(row + r * row_bytes)->scale;

@@ -48,6 +48,7 @@ struct CbgenLinear {
   float* output;      // [rows][columns], rows output_stride apart
   int64_t output_stride;
   int32_t format;  // CbgenFormat of the weights
+  const void* next;  // weights of this format that are probably wanted after these; or null
 };
 
 // The largest column of each row of a product, without computing most of it: int8 products, and

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "rows.h"
 #include "vector.h"
 
 namespace {
@@ -24,8 +25,10 @@ constexpr int64_t KEEPING_BLOCKS = 2;
 // second-level cache.
 constexpr int64_t DEPTH_BLOCK = 1024;
 
-// How the weights of a panel lie: bytes of a value, bytes from one depth to the next.
+// How the weights of a panel lie: bytes of a value, bytes from one depth to the next, and whether they
+// come from memory.
 struct Bfloat16 {
+  static constexpr bool is_far = true;
   static constexpr int64_t size = 2, stride = CBGEN_PANEL * size;
   static void widen(const char* p, int64_t unit, vf& low, vf& high) {
     widen_pairs(reinterpret_cast<const uint16_t*>(p) + unit * 2 * W, low, high);
@@ -33,6 +36,7 @@ struct Bfloat16 {
 };
 
 struct Float16 {
+  static constexpr bool is_far = true;
   static constexpr int64_t size = 2, stride = CBGEN_PANEL * size;
   static void widen(const char* p, int64_t unit, vf& low, vf& high) {
     low = load_float16(reinterpret_cast<const uint16_t*>(p) + unit * W);
@@ -41,6 +45,7 @@ struct Float16 {
 };
 
 struct Float32 {
+  static constexpr bool is_far = true;
   static constexpr int64_t size = 4, stride = CBGEN_PANEL * size;
   static void widen(const char* p, int64_t unit, vf& low, vf& high) {
     low = load(reinterpret_cast<const float*>(p) + unit * W);
@@ -50,6 +55,7 @@ struct Float32 {
 
 // One unit that has been widened.
 struct Widened {
+  static constexpr bool is_far = false;
   static constexpr int64_t size = 4, stride = 2 * W * size;
   static void widen(const char* p, int64_t, vf& low, vf& high) {
     low = load(reinterpret_cast<const float*>(p));
@@ -64,12 +70,19 @@ struct Columns {
   float* output[2];  // of the unit's first column, first row
 };
 
+// Memory that blocks fetch whose own weights are near: so many bytes with each depth.
+struct NextWeights {
+  const char* place;
+  int64_t step;
+};
+
 // The heart: rows x units blocks of accumulators over [first, last) of the depth. The sums go to
 // (and, behind the first part of the depth, come from) the output. A block that keeps writes the
-// widened weights of its one unit to `kept`, for the blocks of more rows.
+// widened weights of its one unit to `kept`, for the blocks of more rows; those fetch `ahead`.
 template <class Format, int ROWS, int NUM_UNITS, bool KEEPS = false>
 inline void block(const float* input, int64_t input_stride, const Columns& columns,
-                  int64_t output_stride, int64_t first, int64_t last, float* kept = nullptr) {
+                  int64_t output_stride, int64_t first, int64_t last, float* kept = nullptr,
+                  NextWeights ahead = {}) {
   vf low[ROWS][NUM_UNITS], high[ROWS][NUM_UNITS];
   for (int r = 0; r < ROWS; r++) {
     for (int u = 0; u < NUM_UNITS; u++) {
@@ -82,12 +95,17 @@ inline void block(const float* input, int64_t input_stride, const Columns& colum
   for (int u = 0; u < NUM_UNITS; u++) {
     weights[u] = columns.weights[u];
   }
+  RowAddresses<float, ROWS> rows(input + first, input_stride);
   for (int64_t k = first; k < last; k++) {
     vf w_low[NUM_UNITS], w_high[NUM_UNITS];
     for (int u = 0; u < NUM_UNITS; u++) {
       Format::widen(weights[u], columns.unit[u], w_low[u], w_high[u]);
-      __builtin_prefetch(weights[u] + 2048);
+      if constexpr (Format::is_far) __builtin_prefetch(weights[u] + 2048);
       weights[u] += Format::stride;
+    }
+    if constexpr (!Format::is_far) {
+      __builtin_prefetch(ahead.place);
+      ahead.place += ahead.step;
     }
     if constexpr (KEEPS) {
       store(kept, w_low[0]);
@@ -95,12 +113,13 @@ inline void block(const float* input, int64_t input_stride, const Columns& colum
       kept += 2 * W;
     }
     for (int r = 0; r < ROWS; r++) {
-      const vf x = splat(input[r * input_stride + k]);
+      const vf x = splat(*rows.row(r));
       for (int u = 0; u < NUM_UNITS; u++) {
         low[r][u] = fma(x, w_low[u], low[r][u]);
         high[r][u] = fma(x, w_high[u], high[r][u]);
       }
     }
+    rows.advance(1);
   }
   for (int r = 0; r < ROWS; r++) {
     for (int u = 0; u < NUM_UNITS; u++) {
@@ -113,13 +132,14 @@ inline void block(const float* input, int64_t input_stride, const Columns& colum
 
 template <class Format, int NUM_UNITS, int ROWS, bool KEEPS = false>
 inline void block_of(int rows, const float* input, int64_t input_stride, const Columns& columns,
-                     int64_t output_stride, int64_t first, int64_t last, float* kept = nullptr) {
+                     int64_t output_stride, int64_t first, int64_t last, float* kept = nullptr,
+                     NextWeights ahead = {}) {
   if (rows == ROWS) {
     block<Format, ROWS, NUM_UNITS, KEEPS>(input, input_stride, columns, output_stride, first, last,
-                                          kept);
+                                          kept, ahead);
   } else if constexpr (ROWS > 1) {
     block_of<Format, NUM_UNITS, ROWS - 1, KEEPS>(rows, input, input_stride, columns, output_stride,
-                                                 first, last, kept);
+                                                 first, last, kept, ahead);
   }
 }
 
@@ -133,10 +153,11 @@ inline void fetch_output(const Columns& columns, int64_t output_stride, int64_t 
 }
 
 // Rows are cut into blocks of nearly the same number: 13 are 7 and 6, not 12 and 1. Of several
-// blocks the first keeps the weights as it widens them, and the others read those.
+// blocks the first keeps the weights as it widens them, and the others read those, and share out what
+// they fetch of the weights that come next, if that is not null.
 template <class Format, int NUM_UNITS>
 void all_rows(const CbgenLinear& linear, const Columns& columns, int64_t first_row,
-              int64_t last_row, int64_t first, int64_t last) {
+              int64_t last_row, int64_t first, int64_t last, const char* next) {
   constexpr int most = NUM_UNITS == 2 ? FEW_ROWS : MAX_ROWS;
   constexpr bool keeps = NUM_UNITS == 1 && Format::size < 4;
   const int64_t rows = last_row - first_row, stride = linear.input_stride;
@@ -156,7 +177,13 @@ void all_rows(const CbgenLinear& linear, const Columns& columns, int64_t first_r
                                         last, kept);
       } else if (blocks >= KEEPING_BLOCKS) {
         here.weights[0] = reinterpret_cast<const char*>(kept);
-        block_of<Widened, 1, most>(count, input, stride, here, linear.output_stride, first, last);
+        NextWeights ahead{here.weights[0], 0};
+        if (next != nullptr) {
+          ahead.place = next + (last - first) * Format::stride * (b - 1) / (blocks - 1);
+          ahead.step = Format::stride / (blocks - 1);
+        }
+        block_of<Widened, 1, most>(count, input, stride, here, linear.output_stride, first, last,
+                                   nullptr, ahead);
       } else {
         block_of<Format, 1, most>(count, input, stride, here, linear.output_stride, first, last);
       }
@@ -194,10 +221,14 @@ void whole_panels(const CbgenLinear& linear, int64_t first_row, int64_t last_row
     for (int64_t first = 0; first < linear.depth; first += DEPTH_BLOCK) {
       const int64_t last = first + DEPTH_BLOCK < linear.depth ? first + DEPTH_BLOCK : linear.depth;
       for (int64_t u = 0; u < count; u++) columns.weights[u] = panels[u] + first * Format::stride;
+      const char* next = last < linear.depth ? panels[0] + last * Format::stride
+                         : unit + count < last_unit
+                             ? weights + (unit + count) / UNITS * panel_bytes
+                             : static_cast<const char*>(linear.next);
       if (count == 2) {
-        all_rows<Format, 2>(linear, columns, first_row, last_row, first, last);
+        all_rows<Format, 2>(linear, columns, first_row, last_row, first, last, next);
       } else {
-        all_rows<Format, 1>(linear, columns, first_row, last_row, first, last);
+        all_rows<Format, 1>(linear, columns, first_row, last_row, first, last, next);
       }
     }
   }

@@ -53,6 +53,7 @@ class Linear(ctypes.Structure):
         ("output", ctypes.c_void_p),
         ("output_stride", ctypes.c_int64),
         ("format", ctypes.c_int32),
+        ("next", ctypes.c_void_p),
     )
 
 
