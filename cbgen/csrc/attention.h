@@ -38,13 +38,18 @@ inline void score(const float* query, int64_t key_dim, const float* transposed, 
     for (int64_t d = 0; d < key_dim; d++) {
       if (ahead != nullptr) ahead->step();
       vf keys[V];
+#pragma GCC unroll 4
       for (int v = 0; v < V; v++) keys[v] = load(transposed + d * TILE + key + v * W);
+#pragma GCC unroll 6
       for (int r = 0; r < ROWS; r++) {
         const vf x = splat(query[r * key_dim + d]);
+#pragma GCC unroll 4
         for (int v = 0; v < V; v++) sums[r][v] = fma(x, keys[v], sums[r][v]);
       }
     }
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 4
       for (int v = 0; v < V; v++) store(scores + r * TILE + key + v * W, sums[r][v]);
     }
   }
@@ -55,19 +60,26 @@ inline void add_values(const float* probabilities, const float* const* values, i
                        int64_t end, int64_t dim, float* output, int64_t value_dim,
                        Ahead* ahead) {
   vf sums[ROWS][V];
+#pragma GCC unroll 6
   for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 4
     for (int v = 0; v < V; v++) sums[r][v] = load(output + r * value_dim + dim + v * W);
   }
   for (int64_t key = begin; key < end; key++) {
     vf value[V];
+#pragma GCC unroll 4
     for (int v = 0; v < V; v++) value[v] = load(values[key] + dim + v * W);
     if (ahead != nullptr) ahead->step();
+#pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
       const vf x = splat(probabilities[r * TILE + key]);
+#pragma GCC unroll 4
       for (int v = 0; v < V; v++) sums[r][v] = fma(x, value[v], sums[r][v]);
     }
   }
+#pragma GCC unroll 6
   for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 4
     for (int v = 0; v < V; v++) store(output + r * value_dim + dim + v * W, sums[r][v]);
   }
 }

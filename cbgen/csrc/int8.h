@@ -242,17 +242,20 @@ struct Int8Columns {
   int64_t column[2 * ACROSS];
 };
 
-inline void finish(const CbgenLinear& linear, vi sums, float row_scale, const float* scales,
-                   int64_t row, int64_t column) {
-  // In this order, unfused: what other instruction sets do.
-  vf result = __builtin_convertvector(sums, vf) * splat(row_scale) * load(scales);
+// In this order, unfused: what other instruction sets do.
+inline vf scaled(vi sums, float row_scale, const float* scales) {
+  return __builtin_convertvector(sums, vf) * splat(row_scale) * load(scales);
+}
+
+inline void write_all(const CbgenLinear& linear, vf result, int64_t row, int64_t column) {
+  if (linear.bias != nullptr) result = result + load(linear.bias + column);
+  store(linear.output + row * linear.output_stride + column, result);
+}
+
+// Of a vector that is not whole, or not there at all, what columns exist.
+inline void write_some(const CbgenLinear& linear, vf result, int64_t row, int64_t column) {
   float* output = linear.output + row * linear.output_stride + column;
-  if (column + W <= linear.columns) {
-    if (linear.bias != nullptr) result = result + load(linear.bias + column);
-    store(output, result);
-    return;
-  }
-  for (int64_t n = 0; n < linear.columns - column; n++) {
+  for (int64_t n = 0; n < linear.columns - column && n < W; n++) {
     output[n] = linear.bias != nullptr ? result[n] + linear.bias[column + n] : result[n];
   }
 }
@@ -263,8 +266,10 @@ inline void int8_block(const CbgenLinear& linear, const char* rows, int64_t firs
   const int64_t row_bytes = int8_row_bytes(linear.depth);
   const char* row = rows + first_row * row_bytes;
   vi sums[ROWS][NUM];
+#pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++) {
     const int32_t offset = reinterpret_cast<const CbgenInt8Row*>(row + r * row_bytes)->offset;
+#pragma GCC unroll 4
     for (int n = 0; n < NUM; n++) sums[r][n] = vi{} - offset;
   }
   RowAddresses<char, ROWS> values(row + CBGEN_INT8_HEADER, row_bytes);
@@ -276,7 +281,8 @@ inline void int8_block(const CbgenLinear& linear, const char* rows, int64_t firs
       return WeightsOf4(place);
     };
     const auto add = [&](const auto&... w) {
-      for (int r = 0; r < ROWS; r++) {
+    #pragma GCC unroll 12
+  for (int r = 0; r < ROWS; r++) {
         const RowOf4 x(values.row(r));
         int n = 0;
         ((sums[r][n] = add_products(sums[r][n], w, x), n++), ...);
@@ -289,11 +295,32 @@ inline void int8_block(const CbgenLinear& linear, const char* rows, int64_t firs
     }
     values.advance(4 * INT8_BYTES);
   }
+  const auto scale_of = [&](int r) {
+    return reinterpret_cast<const CbgenInt8Row*>(row + r * row_bytes)->scale;
+  };
+  if (columns.column[NUM - 1] + W <= linear.columns) {
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++) {
+      const float scale = scale_of(r);
+#pragma GCC unroll 4
+      for (int n = 0; n < NUM; n++) {
+        write_all(linear, scaled(sums[r][n], scale, columns.scales[n]), first_row + r,
+                  columns.column[n]);
+      }
+    }
+    return;
+  }
+  // Only the last panel comes here, so it may leave the registers.
+  vi stored[ROWS][NUM];
+#pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++) {
-    const float scale = reinterpret_cast<const CbgenInt8Row*>(row + r * row_bytes)->scale;
+#pragma GCC unroll 4
+    for (int n = 0; n < NUM; n++) stored[r][n] = sums[r][n];
+  }
+  for (int r = 0; r < ROWS; r++) {
     for (int n = 0; n < NUM; n++) {
-      if (columns.column[n] >= linear.columns) continue;
-      finish(linear, sums[r][n], scale, columns.scales[n], first_row + r, columns.column[n]);
+      write_some(linear, scaled(stored[r][n], scale_of(r), columns.scales[n]), first_row + r,
+                 columns.column[n]);
     }
   }
 }

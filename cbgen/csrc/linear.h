@@ -84,7 +84,9 @@ inline void block(const float* input, int64_t input_stride, const Columns& colum
                   int64_t output_stride, int64_t first, int64_t last, float* kept = nullptr,
                   NextWeights ahead = {}) {
   vf low[ROWS][NUM_UNITS], high[ROWS][NUM_UNITS];
+#pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 2
     for (int u = 0; u < NUM_UNITS; u++) {
       const float* sums = columns.output[u] + r * output_stride;
       low[r][u] = first ? load(sums) : vf{};
@@ -98,6 +100,7 @@ inline void block(const float* input, int64_t input_stride, const Columns& colum
   RowAddresses<float, ROWS> rows(input + first, input_stride);
   for (int64_t k = first; k < last; k++) {
     vf w_low[NUM_UNITS], w_high[NUM_UNITS];
+#pragma GCC unroll 2
     for (int u = 0; u < NUM_UNITS; u++) {
       Format::widen(weights[u], columns.unit[u], w_low[u], w_high[u]);
       if constexpr (Format::is_far) __builtin_prefetch(weights[u] + 2048);
@@ -112,16 +115,20 @@ inline void block(const float* input, int64_t input_stride, const Columns& colum
       store(kept + W, w_high[0]);
       kept += 2 * W;
     }
-    for (int r = 0; r < ROWS; r++) {
+  #pragma GCC unroll 12
+  for (int r = 0; r < ROWS; r++) {
       const vf x = splat(*rows.row(r));
-      for (int u = 0; u < NUM_UNITS; u++) {
+  #pragma GCC unroll 2
+    for (int u = 0; u < NUM_UNITS; u++) {
         low[r][u] = fma(x, w_low[u], low[r][u]);
         high[r][u] = fma(x, w_high[u], high[r][u]);
       }
     }
     rows.advance(1);
   }
+#pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 2
     for (int u = 0; u < NUM_UNITS; u++) {
       float* sums = columns.output[u] + r * output_stride;
       store(sums, low[r][u]);
