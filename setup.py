@@ -60,6 +60,7 @@ HEADERS = [
     "peak.h",
     "rows.h",
     "screen.h",
+    "shared_segments.h",
     "vector.h",
 ]
 

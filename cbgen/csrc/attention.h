@@ -12,13 +12,14 @@
 #pragma once
 
 #include "attention_pages.h"
+#include "rows.h"
 
 namespace {
 
 void load_query(const Work& w) {
   const float scale = w.a.softcap > 0 ? w.a.scaling / w.a.softcap : w.a.scaling * LOG2_E;
   for (int64_t row = 0; row < w.rows; row++) {
-    const float* query = w.a.query + (w.task.first_token + w.token(row)) * w.a.query_token_stride +
+    const float* query = w.a.query + w.query_token(row) * w.a.query_token_stride +
                          w.head(row) * w.a.query_head_stride;
     float* scaled = w.s.query + row * w.key_dim;
     for (int64_t d = 0; d < w.a.key_dim; d++) scaled[d] = query[d] * scale;
@@ -29,23 +30,30 @@ void load_query(const Work& w) {
 // Vectors side by side in a register block of so many rows: 32 registers, or 16.
 constexpr int vectors_of(int rows) { return W == 16 || rows <= 2 ? 4 : 2; }
 
-template <int ROWS>
+// Fetches nothing ahead.
+struct Nothing {
+  void step() {}
+};
+
+template <int ROWS, class Fetch>
 inline void score(const float* query, int64_t key_dim, const float* transposed, float* scores,
-                  Ahead* ahead) {
+                  Fetch& ahead) {
   constexpr int V = vectors_of(ROWS);
   for (int key = 0; key < TILE; key += V * W) {
     vf sums[ROWS][V] = {};
+    RowAddresses<float, ROWS> rows(query, key_dim);
     for (int64_t d = 0; d < key_dim; d++) {
-      if (ahead != nullptr) ahead->step();
+      ahead.step();
       vf keys[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; v++) keys[v] = load(transposed + d * TILE + key + v * W);
 #pragma GCC unroll 6
       for (int r = 0; r < ROWS; r++) {
-        const vf x = splat(query[r * key_dim + d]);
+        const vf x = splat(*rows.row(r));
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) sums[r][v] = fma(x, keys[v], sums[r][v]);
       }
+      rows.advance(1);
     }
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
@@ -55,10 +63,10 @@ inline void score(const float* query, int64_t key_dim, const float* transposed, 
   }
 }
 
-template <int ROWS, int V>
+template <int ROWS, int V, class Fetch>
 inline void add_values(const float* probabilities, const float* const* values, int64_t begin,
                        int64_t end, int64_t dim, float* output, int64_t value_dim,
-                       Ahead* ahead) {
+                       Fetch& ahead) {
   vf sums[ROWS][V];
 #pragma GCC unroll 6
   for (int r = 0; r < ROWS; r++) {
@@ -69,7 +77,7 @@ inline void add_values(const float* probabilities, const float* const* values, i
     vf value[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) value[v] = load(values[key] + dim + v * W);
-    if (ahead != nullptr) ahead->step();
+    ahead.step();
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
       const vf x = splat(probabilities[r * TILE + key]);
@@ -84,18 +92,21 @@ inline void add_values(const float* probabilities, const float* const* values, i
   }
 }
 
-template <int ROWS>
+template <int ROWS, class Fetch>
 inline void all_values(const float* probabilities, const float* const* values, int64_t begin,
-                       int64_t end, float* output, int64_t value_dim, Ahead* ahead) {
+                       int64_t end, float* output, int64_t value_dim, Fetch& ahead) {
   constexpr int V = vectors_of(ROWS);
+  Nothing nothing;
   int64_t dim = 0;
   for (; dim + V * W <= value_dim; dim += V * W) {
-    add_values<ROWS, V>(probabilities, values, begin, end, dim, output, value_dim,
-                        dim == 0 ? ahead : nullptr);
+    if (dim == 0) {
+      add_values<ROWS, V>(probabilities, values, begin, end, dim, output, value_dim, ahead);
+    } else {
+      add_values<ROWS, V>(probabilities, values, begin, end, dim, output, value_dim, nothing);
+    }
   }
   for (; dim < value_dim; dim += W) {
-    add_values<ROWS, 1>(probabilities, values, begin, end, dim, output, value_dim,
-                        dim == 0 ? ahead : nullptr);
+    add_values<ROWS, 1>(probabilities, values, begin, end, dim, output, value_dim, nothing);
   }
 }
 
@@ -154,14 +165,14 @@ struct Group {
   int64_t begin, end;  // places of the tile that some of the rows see; begin >= end: none
 };
 
-template <int ROWS>
-void score_group(const Work& w, const Group& group, Ahead* ahead) {
+template <int ROWS, class Fetch>
+void score_group(const Work& w, const Group& group, Fetch& ahead) {
   score<ROWS>(w.s.query + group.row * w.key_dim, w.key_dim, w.s.transposed,
               w.s.scores + group.row * TILE, ahead);
 }
 
-template <int ROWS>
-void add_group(const Work& w, const Group& group, const float* const* values, Ahead* ahead) {
+template <int ROWS, class Fetch>
+void add_group(const Work& w, const Group& group, const float* const* values, Fetch& ahead) {
   all_values<ROWS>(w.s.scores + group.row * TILE, values, group.begin, group.end,
                    w.s.output + group.row * w.value_dim, w.value_dim, ahead);
 }
@@ -188,20 +199,30 @@ void head_and_tile(const Work& w, int64_t head, int64_t position, const float* c
     return Group{first, count, larger(w.first_key(first) - position, 0),
                  smaller(w.end_key(first + count - 1) - position, TILE)};
   };
-  Ahead* ahead = &next;
+  // The first group that has something to do fetches ahead.
+  Nothing nothing;
+  bool is_first = true;
   for (int64_t g = 0; g < groups; g++) {
     const Group group = group_of(g);
     if (group.begin >= group.end) continue;
-    CBGEN_BY_ROWS(score_group, w, group, ahead)
+    if (is_first) {
+      CBGEN_BY_ROWS(score_group, w, group, next)
+    } else {
+      CBGEN_BY_ROWS(score_group, w, group, nothing)
+    }
+    is_first = false;
     for (int64_t row = 0; row < group.count; row++) softmax_row(w, group.row + row, position);
-    ahead = nullptr;
   }
-  ahead = &next;
+  is_first = true;
   for (int64_t g = 0; g < groups; g++) {
     const Group group = group_of(g);
     if (group.begin >= group.end) continue;
-    CBGEN_BY_ROWS(add_group, w, group, values, ahead)
-    ahead = nullptr;
+    if (is_first) {
+      CBGEN_BY_ROWS(add_group, w, group, values, next)
+    } else {
+      CBGEN_BY_ROWS(add_group, w, group, values, nothing)
+    }
+    is_first = false;
   }
 }
 
@@ -269,8 +290,8 @@ inline void write_row(const Work& w, int64_t row, const float* state) {
 void end_segment(const Work& w, int64_t number) {
   const int64_t state_size = w.value_dim + 2;
   for (int64_t row = 0; row < w.rows; row++) {
-    if (w.task.partial != nullptr) {
-      save_row(w, row, w.task.partial + row * state_size);
+    if (w.is_partial()) {
+      save_row(w, row, w.partial(row, number));
     } else if (number == 0) {
       save_row(w, row, w.s.merged + row * state_size);
     } else {
@@ -300,7 +321,7 @@ void attend(const CbgenAttention& a, const CbgenAttentionTask& task, const Cbgen
       start_segment(w);
     }
   }
-  if (task.partial != nullptr) return;
+  if (w.is_partial()) return;
   for (int64_t row = 0; row < w.rows; row++) {
     write_row(w, row, w.s.merged + row * (w.value_dim + 2));
   }
@@ -308,11 +329,10 @@ void attend(const CbgenAttention& a, const CbgenAttentionTask& task, const Cbgen
 
 void merge(const CbgenAttention& attention, const CbgenAttentionTask& task, float* scratch) {
   const Work w(attention, task, scratch);
-  const int64_t state_size = w.value_dim + 2, segment_size = w.rows * state_size;
   for (int64_t row = 0; row < w.rows; row++) {
-    float* state = task.partial + row * state_size;
+    float* state = w.partial(row, 0);
     for (int64_t i = 1; i < task.num_segments; i++) {
-      merge_row(state, state + i * segment_size, w.value_dim);
+      merge_row(state, w.partial(row, i), w.value_dim);
     }
     write_row(w, row, state);
   }

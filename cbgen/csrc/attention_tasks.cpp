@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "parallel.h"
+#include "shared_segments.h"
 
 namespace {
 
@@ -18,17 +19,22 @@ constexpr int64_t TILE_BYTES = 128 * 1024;
 
 class Tasks {
  public:
-  Tasks(const CbgenAttention& attention, int64_t threads) : a_(attention) {
-    const int64_t tokens = std::max<int64_t>(1, CBGEN_ATTENTION_ROWS / group_);
+  Tasks(const CbgenAttention& attention, int64_t threads) : a_(attention), shared_(attention) {
     const int64_t tile = CBGEN_TILE * std::max(a_.key_dim, a_.value_dim) *
                          (a_.format == CBGEN_FLOAT32 ? 4 : 2);
     most_heads_ = a_.requests < threads * TASKS_PER_THREAD ? 1 : std::max<int64_t>(1, TILE_BYTES / tile);
+    std::vector<float*> partials = reserve_partials();
     for (int64_t request = 0; request < a_.requests; request++) {
-      for (int64_t token = a_.query_starts[request]; token < a_.query_starts[request + 1];
-           token += tokens) {
-        add(request, token, std::min(tokens, a_.query_starts[request + 1] - token));
+      if (partials[request] != nullptr) {
+        add_rest(request, partials[request]);
+        continue;
+      }
+      const int64_t end = a_.query_starts[request + 1];
+      for (int64_t token = a_.query_starts[request]; token < end; token += most_tokens_) {
+        add(request, token, std::min(most_tokens_, end - token));
       }
     }
+    add_shared(partials);
   }
 
   // Replaces large tasks of several segments by one task a segment.
@@ -37,28 +43,32 @@ class Tasks {
     if (threads == 1 || largest_ <= limit) return;
     std::vector<CbgenAttentionTask> whole;
     whole.swap(tasks);
-    for (const CbgenAttentionTask& task : whole) {
-      if (task.num_segments == 1 || task.cost <= limit) {
-        tasks.push_back(task);
-      } else {
-        split_tasks.push_back(task);
-      }
-    }
-    const int64_t state = (a_.value_dim + 15) / 16 * 16 + 2;
-    const auto floats = [&](const CbgenAttentionTask& task) {
-      return task.num_heads * task.num_tokens * group_ * state;
+    const auto is_small = [&](const auto& task) {
+      return task.num_segments == 1 || task.cost <= limit;
     };
     int64_t needed = 0;
-    for (const CbgenAttentionTask& task : split_tasks) needed += floats(task) * task.num_segments;
+    for (CbgenAttentionTask& task : whole) {
+      if (is_small(task) || task.partial != nullptr) continue;
+      task.segment_stride = task.num_heads * task.num_tokens * group_ * state_;
+      needed += task.segment_stride * task.num_segments;
+    }
     thread_local std::vector<float> memory;
     float* partial = reserve(memory, needed);
-    for (CbgenAttentionTask& task : split_tasks) {
-      task.partial = partial;
-      for (int64_t i = 0; i < task.num_segments; i++, partial += floats(task)) {
+    for (CbgenAttentionTask& task : whole) {
+      if (is_small(task)) {
+        tasks.push_back(task);
+        continue;
+      }
+      if (task.partial == nullptr) {
+        task.partial = partial;
+        partial += task.segment_stride * task.num_segments;
+        to_merge.push_back(task);
+      }
+      for (int64_t i = 0; i < task.num_segments; i++) {
         CbgenAttentionTask part = task;
         part.first_segment += i;
         part.num_segments = 1;
-        part.partial = partial;
+        part.partial += i * task.segment_stride;
         part.cost /= task.num_segments;
         tasks.push_back(part);
       }
@@ -72,10 +82,10 @@ class Tasks {
   }
 
   std::vector<CbgenAttentionTask> tasks;
-  std::vector<CbgenAttentionTask> split_tasks;  // whole ones, whose parts are among `tasks`
+  std::vector<CbgenAttentionTask> to_merge;  // whole ones, whose parts are among `tasks`
 
  private:
-  void add(int64_t request, int64_t token, int64_t num_tokens) {
+  CbgenAttentionTask make(int64_t request, int64_t token, int64_t num_tokens) const {
     const int64_t position = a_.key_lens[request] - a_.query_starts[request + 1] + token;
     int64_t first_key = 0;
     if (a_.window) {
@@ -83,29 +93,107 @@ class Tasks {
     } else if (a_.chunk) {
       first_key = position / a_.chunk * a_.chunk;
     }
-    const int64_t end_key = position + num_tokens;
     CbgenAttentionTask task{};
     task.request = request;
+    task.num_heads = a_.kv_heads;
     task.first_token = token;
     task.num_tokens = num_tokens;
     task.first_segment = first_key / CBGEN_SEGMENT;
-    task.num_segments = (end_key - 1) / CBGEN_SEGMENT + 1 - task.first_segment;
-    const int64_t rows = num_tokens * group_;
+    task.num_segments = (position + num_tokens - 1) / CBGEN_SEGMENT + 1 - task.first_segment;
+    task.cost = position + num_tokens - first_key;  // of a row
+    return task;
+  }
+
+  // Adds a task of a row's cost, some key heads at a time.
+  void add_heads(CbgenAttentionTask task) {
+    const int64_t rows = task.num_tokens * group_, row_cost = task.cost;
     const int64_t heads =
         std::clamp(CBGEN_ATTENTION_ROWS / rows, int64_t{1}, std::min(most_heads_, a_.kv_heads));
+    float* const partial = task.partial;
     for (int64_t head = 0; head < a_.kv_heads; head += heads) {
       task.first_head = head;
       task.num_heads = std::min(heads, a_.kv_heads - head);
+      if (partial != nullptr) task.partial = partial + head * group_ * state_;
       // Transposing the keys costs about as much as two more rows.
-      task.cost = task.num_heads * (rows + 2) * (end_key - first_key);
+      task.cost = task.num_heads * (rows + 2) * row_cost;
       total_ += task.cost;
       largest_ = std::max(largest_, task.cost);
       tasks.push_back(task);
     }
   }
 
+  void add(int64_t request, int64_t token, int64_t num_tokens) {
+    add_heads(make(request, token, num_tokens));
+  }
+
+  // Where the states of requests with shared segments go, [segments][heads][state] each; null for others.
+  std::vector<float*> reserve_partials() const {
+    std::vector<float*> partials(a_.requests);
+    if (shared_.runs().empty()) return partials;
+    const auto floats = [&](int64_t request) {
+      return (a_.key_lens[request] + CBGEN_SEGMENT - 1) / CBGEN_SEGMENT * a_.heads * state_;
+    };
+    int64_t needed = 0;
+    for (int64_t request : shared_.order()) needed += floats(request);
+    thread_local std::vector<float> memory;
+    float* next = reserve(memory, needed);
+    for (int64_t request : shared_.order()) {
+      if (shared_.count(request) == 0) continue;
+      partials[request] = next;
+      next += floats(request);
+    }
+    return partials;
+  }
+
+  // Adds what a request does not share, and that its segments are to be merged.
+  void add_rest(int64_t request, float* partial) {
+    CbgenAttentionTask task = make(request, a_.query_starts[request], 1);
+    task.partial = partial;
+    task.segment_stride = a_.heads * state_;
+    to_merge.push_back(task);
+    const int64_t count = shared_.count(request);
+    if (count == task.num_segments) return;
+    task.first_segment = count;
+    task.num_segments -= count;
+    task.partial += count * task.segment_stride;
+    task.cost -= count * CBGEN_SEGMENT;
+    add_heads(task);
+  }
+
+  // Adds the shared segments: so many requests to a task as fill its rows.
+  void add_shared(const std::vector<float*>& partials) {
+    size_t count = 0;
+    for (const SharedSegments::Run& run : shared_.runs()) count += run.end - run.begin;
+    queries_.reserve(count);  // so that they stay where they are
+    for (const SharedSegments::Run& run : shared_.runs()) {
+      const int64_t requests = run.end - run.begin;
+      const int64_t pieces = (requests + most_tokens_ - 1) / most_tokens_;
+      for (int64_t i = 0; i < pieces; i++) {
+        const int64_t first = run.begin + requests * i / pieces;
+        const int64_t end = run.begin + requests * (i + 1) / pieces;
+        const int64_t request = shared_.order()[first];
+        CbgenAttentionTask task = make(request, a_.query_starts[request], end - first);
+        task.first_segment = run.segment;
+        task.num_segments = 1;
+        task.shared = queries_.data() + queries_.size();
+        task.cost = CBGEN_SEGMENT;
+        for (int64_t place = first; place < end; place++) {
+          const int64_t other = shared_.order()[place];
+          queries_.push_back({a_.query_starts[other],
+                              partials[other] + run.segment * a_.heads * state_});
+        }
+        add_heads(task);
+      }
+    }
+  }
+
   const CbgenAttention& a_;
+  const SharedSegments shared_;
+  std::vector<CbgenSharedQuery> queries_;
   const int64_t group_ = a_.heads / a_.kv_heads;
+  const int64_t state_ = (a_.value_dim + 15) / 16 * 16 + 2;  // floats
+  // Of a task: one at least, as many as its rows hold.
+  const int64_t most_tokens_ = std::max<int64_t>(1, CBGEN_ATTENTION_ROWS / group_);
   int64_t most_heads_ = 1;
   int64_t total_ = 0;
   int64_t largest_ = 0;
@@ -128,8 +216,8 @@ void run_attention(const CbgenAttention& attention, int64_t threads) {
     kernels.attend(attention, work.tasks[i], is_last ? nullptr : &work.tasks[next],
                    scratch + thread * scratch_size);
   });
-  for_each(work.split_tasks.size(), threads, [&](int64_t i, int64_t thread) {
-    kernels.merge(attention, work.split_tasks[i], scratch + thread * scratch_size);
+  for_each(work.to_merge.size(), threads, [&](int64_t i, int64_t thread) {
+    kernels.merge(attention, work.to_merge[i], scratch + thread * scratch_size);
   });
 }
 

@@ -13,6 +13,7 @@ constexpr int TILES_AHEAD = 2;   // of the one that is computed, as far as memor
 constexpr int MAX_GROUP = 6;  // rows of a register block
 constexpr float LOWEST = -3e38f;  // a maximum before the first key, finite so that differences are
 constexpr float LOG2_E = 1.44269504f;
+constexpr int64_t ALL_KEYS = INT64_MAX / 2;
 constexpr float NO_SCORE = -__builtin_inff();
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -97,11 +98,25 @@ struct Work {
   }
 
   int64_t token(int64_t row) const { return row % head_rows / group; }
+  int64_t query_token(int64_t row) const {
+    return task.shared != nullptr ? task.shared[token(row)].token : task.first_token + token(row);
+  }
   int64_t head(int64_t row) const {
     return (task.first_head + row / head_rows) * group + row % group;
   }
-  int64_t end_key(int64_t row) const { return first_position + token(row) + 1; }
-  int64_t first_key(int64_t row) const { return first_key_of(a, first_position + token(row)); }
+  int64_t end_key(int64_t row) const {
+    return task.shared != nullptr ? ALL_KEYS : first_position + token(row) + 1;
+  }
+  int64_t first_key(int64_t row) const {
+    return task.shared != nullptr ? 0 : first_key_of(a, first_position + token(row));
+  }
+  bool is_partial() const { return task.partial != nullptr || task.shared != nullptr; }
+  // Where a row's state over a segment of the task goes.
+  float* partial(int64_t row, int64_t number) const {
+    const int64_t size = value_dim + 2;
+    if (task.shared != nullptr) return task.shared[token(row)].partial + head(row) * size;
+    return task.partial + number * task.segment_stride + row * size;
+  }
 };
 
 }  // namespace

@@ -107,7 +107,14 @@ struct CbgenAttention {
   int32_t format;  // CbgenFormat of keys and values
 };
 
-// Some consecutive queries of one request under some key heads, over some of their keys.
+// One of the queries that attend to a segment together.
+struct CbgenSharedQuery {
+  int64_t token;   // among the step's
+  float* partial;  // [heads][state] where its states over the segment go
+};
+
+// Some consecutive queries of one request under some key heads, over some of their keys; or the only
+// queries of several requests over a segment that all of them see whole.
 struct CbgenAttentionTask {
   int64_t request;
   int64_t first_head;  // key heads
@@ -116,7 +123,9 @@ struct CbgenAttentionTask {
   int64_t num_tokens;
   int64_t first_segment;
   int64_t num_segments;
-  float* partial;  // where an attention over one segment of several leaves its state; else null
+  float* partial;  // [segments][rows][state] of an attention over some segments of several; or null
+  int64_t segment_stride;          // floats from a segment to the next one in `partial`
+  const CbgenSharedQuery* shared;  // [num_tokens], whose keys are those of `request`; or null
   int64_t cost;
 };
 
