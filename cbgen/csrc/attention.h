@@ -4,7 +4,8 @@
 // one key head after the other, while the next tile is on its way from memory. The keys of a tile
 // are transposed once, so that a vector holds one dimension of neighbouring keys; scores and the
 // weighted sum of values are then products of register blocks. The softmax is online (Milakov and
-// Gimelshein 2018) with one maximum a row and tile, in base 2.
+// Gimelshein 2018), in base 2. A row's maximum moves only where a tile exceeds it by more than some
+// powers of two: numbers above 1 harm nobody, and moving it costs as much as all else of a softmax.
 //
 // What is computed for a row never depends on the rows beside it: scores are chains of fused
 // multiply-adds over the dimensions, values are added in the order of keys, tiles and segments lie
@@ -140,19 +141,21 @@ inline void softmax_row(const Work& w, int64_t row, int64_t position) {
   for (int v = 1; v < V; v++) most = maximum(most, x[v]);
   const float old_maximum = w.s.maximum[row];
   const float largest = largest_of(most);
-  const float new_maximum = largest > old_maximum ? largest : old_maximum;
   float* sums = w.s.denominator + row * LANES;
-  if (new_maximum > old_maximum) {
-    const vf factor = exp2(splat(old_maximum - new_maximum));
-    float* output = w.s.output + row * w.value_dim;
-    for (int64_t d = 0; d < w.value_dim; d += W) store(output + d, load(output + d) * factor);
-    for (int i = 0; i < LANES; i += W) store(sums + i, load(sums + i) * factor);
-    w.s.maximum[row] = new_maximum;
+  if (largest > old_maximum + SLACK) {
+    if (old_maximum > LOWEST) {
+      const vf factor = exp2(splat(old_maximum - largest));
+      float* output = w.s.output + row * w.value_dim;
+      for (int64_t d = 0; d < w.value_dim; d += W) store(output + d, load(output + d) * factor);
+      for (int i = 0; i < LANES; i += W) store(sums + i, load(sums + i) * factor);
+    }
+    w.s.maximum[row] = largest;
   }
+  const float maximum = w.s.maximum[row];
   vf total[LANES / W];
   for (int i = 0; i < LANES / W; i++) total[i] = load(sums + i * W);
   for (int v = 0; v < V; v++) {
-    const vf p = exp2(x[v] - splat(new_maximum));
+    const vf p = exp2(x[v] - splat(maximum));
     total[v % (LANES / W)] = total[v % (LANES / W)] + p;
     store(scores + v * W, p);
   }

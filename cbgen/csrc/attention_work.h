@@ -12,6 +12,7 @@ constexpr int LINES_A_STEP = 4;  // of memory, fetched ahead with each step of a
 constexpr int TILES_AHEAD = 2;   // of the one that is computed, as far as memory is fetched
 constexpr int MAX_GROUP = 6;  // rows of a register block
 constexpr float LOWEST = -3e38f;  // a maximum before the first key, finite so that differences are
+constexpr float SLACK = 8;  // powers of two by which a score may exceed the maximum that stands for it
 constexpr float LOG2_E = 1.44269504f;
 constexpr int64_t ALL_KEYS = INT64_MAX / 2;
 constexpr float NO_SCORE = -__builtin_inff();
