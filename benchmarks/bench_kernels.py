@@ -110,21 +110,23 @@ def test_int8_products(shape, name):
 
 
 ATTENTION = (
-    # requests x (cached, new) tokens, heads, key heads, head size
-    (32, 160, 1, 9, 3, 64),
-    (16, 2000, 1, 9, 3, 64),
-    (1, 2000, 1, 9, 3, 64),
-    (32, 300, 1, 16, 8, 128),
-    (1, 0, 1024, 9, 3, 64),
-    (1, 1024, 1024, 9, 3, 64),
-    (1, 1024, 1024, 16, 8, 128),
+    # requests x (cached, of these shared by all, new) tokens, heads, key heads, head size
+    (32, 160, 0, 1, 9, 3, 64),
+    (16, 2000, 0, 1, 9, 3, 64),
+    (1, 2000, 0, 1, 9, 3, 64),
+    (32, 300, 0, 1, 16, 8, 128),
+    (32, 580, 0, 1, 9, 3, 64),
+    (32, 580, 512, 1, 9, 3, 64),
+    (1, 0, 0, 1024, 9, 3, 64),
+    (1, 1024, 0, 1024, 9, 3, 64),
+    (1, 1024, 0, 1024, 16, 8, 128),
 )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", ATTENTION, ids=str)
 def test_attention(case, dtype):
-    requests, past, new, heads, kv_heads, dim = case
+    requests, past, shared, new, heads, kv_heads, dim = case
     page_size = 256
     blocks = -(-(past + new) // page_size)
     shape = (requests * blocks, page_size, kv_heads, dim)
@@ -135,11 +137,13 @@ def test_attention(case, dtype):
     for _ in range(count):
         keys, values = arena.empty(shape, dtype), arena.empty(shape, dtype)
         caches.append(LayerCache(keys.copy_(torch.randn(shape)), values.copy_(torch.randn(shape))))
+    tables = torch.randperm(requests * blocks).view(requests, blocks)
+    tables[:, : shared // page_size] = tables[0, : shared // page_size]
     metadata = AttentionMetadata(
         span=AttentionSpan(),
         query_starts=list(range(0, requests * new + 1, new)),
         key_lens=[past + new] * requests,
-        block_tables=torch.randperm(requests * blocks).view(requests, blocks),
+        block_tables=tables,
         slot_mapping=torch.empty(0, dtype=torch.int64),
         page_size=page_size,
         first_keys=[0] * requests,
@@ -157,6 +161,6 @@ def test_attention(case, dtype):
     seen = sum(past + offset + 1 for offset in range(new))
     flops = 4 * heads * dim * seen * requests / seconds / 1e9
     print(
-        f"\n{requests} x {past}+{new}, {heads}/{kv_heads} heads of {dim}, {dtype}: "
+        f"\n{requests} x {past}+{new}, {shared} shared, {heads}/{kv_heads} heads of {dim}, {dtype}: "
         f"{seconds * 1e6:.0f} us, {flops:.0f} GFLOP/s, {read_bytes / seconds / 1e9:.1f} GB/s"
     )

@@ -22,6 +22,8 @@ class SharedSegments {
 
   explicit SharedSegments(const CbgenAttention& attention)
       : a_(attention), counts_(attention.requests) {
+    // Else a task holds the rows of one request alone.
+    if (2 * (a_.heads / a_.kv_heads) > CBGEN_ATTENTION_ROWS) return;
     for (int64_t request = 0; request < a_.requests; request++) {
       const bool is_single = a_.query_starts[request + 1] - a_.query_starts[request] == 1;
       if (is_single && sees_first_key(request)) order_.push_back(request);
@@ -50,7 +52,9 @@ class SharedSegments {
     if (end - begin < 2) return;
     const int64_t first_block = segment * CBGEN_SEGMENT / a_.page_size;
     const int64_t end_block = last_key / a_.page_size + 1;
-    const auto blocks = [&](int64_t request) { return a_.block_tables + request * a_.block_table_stride; };
+    const auto blocks = [&](int64_t request) {
+      return a_.block_tables + request * a_.block_table_stride;
+    };
     std::sort(first, order_.begin() + end, [&](int64_t left, int64_t right) {
       return std::lexicographical_compare(blocks(left) + first_block, blocks(left) + end_block,
                                           blocks(right) + first_block, blocks(right) + end_block);
