@@ -161,6 +161,7 @@ def test_attention(case, dtype):
     seen = sum(past + offset + 1 for offset in range(new))
     flops = 4 * heads * dim * seen * requests / seconds / 1e9
     print(
-        f"\n{requests} x {past}+{new}, {shared} shared, {heads}/{kv_heads} heads of {dim}, {dtype}: "
-        f"{seconds * 1e6:.0f} us, {flops:.0f} GFLOP/s, {read_bytes / seconds / 1e9:.1f} GB/s"
+        f"\n{requests} x {past}+{new}, {shared} shared, {heads}/{kv_heads} heads of {dim}, "
+        f"{dtype}: {seconds * 1e6:.0f} us, {flops:.0f} GFLOP/s, "
+        f"{read_bytes / seconds / 1e9:.1f} GB/s"
     )
