@@ -36,30 +36,49 @@ struct Nothing {
   void step() {}
 };
 
-template <int ROWS, class Fetch>
-inline void score(const float* query, int64_t key_dim, const float* transposed, float* scores,
-                  Fetch& ahead) {
-  constexpr int V = vectors_of(ROWS);
-  for (int key = 0; key < TILE; key += V * W) {
-    vf sums[ROWS][V] = {};
-    RowAddresses<float, ROWS> rows(query, key_dim);
-    for (int64_t d = 0; d < key_dim; d++) {
-      ahead.step();
-      vf keys[V];
+// Scores of V vectors of keys.
+template <int ROWS, int V, class Fetch>
+inline void score_vectors(const float* query, int64_t key_dim, const float* transposed,
+                          float* scores, Fetch& ahead) {
+  vf sums[ROWS][V] = {};
+  RowAddresses<float, ROWS> rows(query, key_dim);
+  for (int64_t d = 0; d < key_dim; d++) {
+    ahead.step();
+    vf keys[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) keys[v] = load(transposed + d * TILE + key + v * W);
-#pragma GCC unroll 6
-      for (int r = 0; r < ROWS; r++) {
-        const vf x = splat(*rows.row(r));
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++) sums[r][v] = fma(x, keys[v], sums[r][v]);
-      }
-      rows.advance(1);
-    }
+    for (int v = 0; v < V; v++) keys[v] = load(transposed + d * TILE + v * W);
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
+      const vf x = splat(*rows.row(r));
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) store(scores + r * TILE + key + v * W, sums[r][v]);
+      for (int v = 0; v < V; v++) sums[r][v] = fma(x, keys[v], sums[r][v]);
+    }
+    rows.advance(1);
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) store(scores + r * TILE + v * W, sums[r][v]);
+  }
+}
+
+// Scores of the keys of a tile before `end`, and of some behind it.
+template <int ROWS, class Fetch>
+inline void score(const float* query, int64_t key_dim, const float* transposed, float* scores,
+                  int64_t end, Fetch& ahead) {
+  constexpr int V = vectors_of(ROWS);
+  for (int64_t key = 0; key < end; key += V * W) {
+    const int64_t vectors = (end - key + W - 1) / W;
+    const float* keys = transposed + key;
+    float* place = scores + key;
+    if (vectors >= V) {
+      score_vectors<ROWS, V>(query, key_dim, keys, place, ahead);
+    } else if (vectors == 3) {
+      score_vectors<ROWS, 3>(query, key_dim, keys, place, ahead);
+    } else if (vectors == 2) {
+      score_vectors<ROWS, 2>(query, key_dim, keys, place, ahead);
+    } else {
+      score_vectors<ROWS, 1>(query, key_dim, keys, place, ahead);
     }
   }
 }
@@ -118,8 +137,9 @@ inline vf softcapped(vf x, float softcap) {
   return (x < 0.0f ? -t : t) * splat(softcap * LOG2_E);
 }
 
-// Turns a row's scores into probabilities and moves its maximum, denominator and output along.
-inline void softmax_row(const Work& w, int64_t row, int64_t position) {
+// Turns a row's scores into probabilities and moves its maximum, denominator and output along. Those
+// of places from `used` on stay what they are.
+inline void softmax_row(const Work& w, int64_t row, int64_t position, int64_t used) {
   float* scores = w.s.scores + row * TILE;
   constexpr int V = TILE / W;
   vf x[V];
@@ -154,10 +174,15 @@ inline void softmax_row(const Work& w, int64_t row, int64_t position) {
   const float maximum = w.s.maximum[row];
   vf total[LANES / W];
   for (int i = 0; i < LANES / W; i++) total[i] = load(sums + i * W);
-  for (int v = 0; v < V; v++) {
+  const auto add = [&](int v) {
     const vf p = exp2(x[v] - splat(maximum));
     total[v % (LANES / W)] = total[v % (LANES / W)] + p;
     store(scores + v * W, p);
+  };
+  if (used > TILE - W) {  // apart, so that the exponentials overlap
+    for (int v = 0; v < V; v++) add(v);
+  } else {
+    for (int v = 0; v < V && v * W < used; v++) add(v);
   }
   for (int i = 0; i < LANES / W; i++) store(sums + i * W, total[i]);
 }
@@ -171,7 +196,7 @@ struct Group {
 template <int ROWS, class Fetch>
 void score_group(const Work& w, const Group& group, Fetch& ahead) {
   score<ROWS>(w.s.query + group.row * w.key_dim, w.key_dim, w.s.transposed,
-              w.s.scores + group.row * TILE, ahead);
+              w.s.scores + group.row * TILE, group.end, ahead);
 }
 
 template <int ROWS, class Fetch>
@@ -214,7 +239,9 @@ void head_and_tile(const Work& w, int64_t head, int64_t position, const float* c
       CBGEN_BY_ROWS(score_group, w, group, nothing)
     }
     is_first = false;
-    for (int64_t row = 0; row < group.count; row++) softmax_row(w, group.row + row, position);
+    for (int64_t row = 0; row < group.count; row++) {
+      softmax_row(w, group.row + row, position, group.end);
+    }
   }
   is_first = true;
   for (int64_t g = 0; g < groups; g++) {
