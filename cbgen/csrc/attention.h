@@ -17,7 +17,8 @@
 
 namespace {
 
-void load_query(const Work& w) {
+// Scales the queries, and notes which keys each row sees: that takes divisions.
+void prepare_rows(const Work& w) {
   const float scale = w.a.softcap > 0 ? w.a.scaling / w.a.softcap : w.a.scaling * LOG2_E;
   for (int64_t row = 0; row < w.rows; row++) {
     const float* query = w.a.query + w.query_token(row) * w.a.query_token_stride +
@@ -25,11 +26,16 @@ void load_query(const Work& w) {
     float* scaled = w.s.query + row * w.key_dim;
     for (int64_t d = 0; d < w.a.key_dim; d++) scaled[d] = query[d] * scale;
     for (int64_t d = w.a.key_dim; d < w.key_dim; d++) scaled[d] = 0;
+    w.s.first_keys[row] = w.first_key(row);
+    w.s.end_keys[row] = w.end_key(row);
   }
 }
 
 // Vectors side by side in a register block of so many rows: 32 registers, or 16.
 constexpr int vectors_of(int rows) { return W == 16 || rows <= 2 ? 4 : 2; }
+
+// Compiled by itself: among others its inner loop would not get the registers it needs.
+#define CBGEN_ALONE __attribute__((noinline))
 
 // Fetches nothing ahead.
 struct Nothing {
@@ -38,8 +44,8 @@ struct Nothing {
 
 // Scores of V vectors of keys.
 template <int ROWS, int V, class Fetch>
-inline void score_vectors(const float* query, int64_t key_dim, const float* transposed,
-                          float* scores, Fetch& ahead) {
+CBGEN_ALONE void score_vectors(const float* query, int64_t key_dim, const float* transposed,
+                               float* scores, Fetch& ahead) {
   vf sums[ROWS][V] = {};
   RowAddresses<float, ROWS> rows(query, key_dim);
   for (int64_t d = 0; d < key_dim; d++) {
@@ -67,6 +73,12 @@ template <int ROWS, class Fetch>
 inline void score(const float* query, int64_t key_dim, const float* transposed, float* scores,
                   int64_t end, Fetch& ahead) {
   constexpr int V = vectors_of(ROWS);
+  if (end > TILE - W) {
+    for (int64_t key = 0; key < TILE; key += V * W) {
+      score_vectors<ROWS, V>(query, key_dim, transposed + key, scores + key, ahead);
+    }
+    return;
+  }
   for (int64_t key = 0; key < end; key += V * W) {
     const int64_t vectors = (end - key + W - 1) / W;
     const float* keys = transposed + key;
@@ -84,9 +96,9 @@ inline void score(const float* query, int64_t key_dim, const float* transposed, 
 }
 
 template <int ROWS, int V, class Fetch>
-inline void add_values(const float* probabilities, const float* const* values, int64_t begin,
-                       int64_t end, int64_t dim, float* output, int64_t value_dim,
-                       Fetch& ahead) {
+CBGEN_ALONE void add_values(const float* probabilities, const float* const* values, int64_t begin,
+                            int64_t end, int64_t dim, float* output, int64_t value_dim,
+                            Fetch& ahead) {
   vf sums[ROWS][V];
 #pragma GCC unroll 6
   for (int r = 0; r < ROWS; r++) {
@@ -147,7 +159,7 @@ inline void softmax_row(const Work& w, int64_t row, int64_t position, int64_t us
   if (w.a.softcap > 0) {
     for (int v = 0; v < V; v++) x[v] = softcapped(x[v], w.a.softcap);
   }
-  const int64_t first = w.first_key(row) - position, end = w.end_key(row) - position;
+  const int64_t first = w.s.first_keys[row] - position, end = w.s.end_keys[row] - position;
   if (first > 0 || end < TILE) {
     const int32_t begin_key = static_cast<int32_t>(larger(first, 0));
     const int32_t end_key = static_cast<int32_t>(smaller(end, TILE));
@@ -224,8 +236,8 @@ void head_and_tile(const Work& w, int64_t head, int64_t position, const float* c
   const auto group_of = [&](int64_t g) {
     const int64_t row = w.head_rows * g / groups, count = w.head_rows * (g + 1) / groups - row;
     const int64_t first = head * w.head_rows + row;
-    return Group{first, count, larger(w.first_key(first) - position, 0),
-                 smaller(w.end_key(first + count - 1) - position, TILE)};
+    return Group{first, count, larger(w.s.first_keys[first] - position, 0),
+                 smaller(w.s.end_keys[first + count - 1] - position, TILE)};
   };
   // The first group that has something to do fetches ahead.
   Nothing nothing;
@@ -334,7 +346,7 @@ void end_segment(const Work& w, int64_t number) {
 void attend(const CbgenAttention& a, const CbgenAttentionTask& task, const CbgenAttentionTask* next,
             float* scratch) {
   const Work w(a, task, scratch);
-  load_query(w);
+  prepare_rows(w);
   for (int64_t d = 0; d < w.key_dim; d++) w.s.zeros[d] = 0;
   const int64_t last = task_end(a, task);
   Ahead ahead(a, task, next);

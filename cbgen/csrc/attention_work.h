@@ -24,6 +24,8 @@ inline float exp2_of(float x) { return exp2(splat(x))[0]; }
 
 // The scratch of a thread, carved into what one task needs.
 struct Scratch {
+  int64_t* first_keys;  // [rows] keys [first, end) that a row sees
+  int64_t* end_keys;
   float* query;        // [rows][padded key_dim], scaled
   float* transposed;   // [padded key_dim][TILE] keys
   float* scores;       // [rows][TILE]; probabilities after the softmax
@@ -49,6 +51,8 @@ int64_t carve(const CbgenAttention& a, float* base, Scratch* scratch) {
     next += padded(count);
     return taken;
   };
+  scratch->first_keys = reinterpret_cast<int64_t*>(take(2 * rows));
+  scratch->end_keys = reinterpret_cast<int64_t*>(take(2 * rows));
   scratch->query = take(rows * key);
   scratch->transposed = take(key * TILE);
   scratch->scores = take(rows * TILE);
