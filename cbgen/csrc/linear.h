@@ -19,8 +19,8 @@ constexpr int MAX_ROWS = W == 16 ? 12 : 6;
 constexpr int FEW_ROWS = MAX_ROWS / 2;
 // Blocks of rows from which on their outputs are fetched ahead.
 constexpr int64_t MANY_BLOCKS = 6;
-// Blocks of rows from which on the first one keeps the widened weights for the others.
-constexpr int64_t KEEPING_BLOCKS = 2;
+constexpr int64_t LINE = 64;           // bytes of a line of the caches
+constexpr int64_t DEPTHS_AHEAD = 32;  // as far as a block fetches its own weights ahead
 // Deeper products are done in parts, so that a part of a panel and of some rows stays in the
 // second-level cache.
 constexpr int64_t DEPTH_BLOCK = 1024;
@@ -103,7 +103,12 @@ inline void block(const float* input, int64_t input_stride, const Columns& colum
 #pragma GCC unroll 2
     for (int u = 0; u < NUM_UNITS; u++) {
       Format::widen(weights[u], columns.unit[u], w_low[u], w_high[u]);
-      if constexpr (Format::is_far) __builtin_prefetch(weights[u] + 2048);
+      if constexpr (Format::is_far) {
+#pragma GCC unroll 2
+        for (int64_t line = 0; line < Format::stride; line += LINE) {
+          __builtin_prefetch(weights[u] + DEPTHS_AHEAD * Format::stride + line);
+        }
+      }
       weights[u] += Format::stride;
     }
     if constexpr (!Format::is_far) {
@@ -159,14 +164,16 @@ inline void fetch_output(const Columns& columns, int64_t output_stride, int64_t 
   }
 }
 
-// Rows are cut into blocks of nearly the same number: 13 are 7 and 6, not 12 and 1. Of several
-// blocks the first keeps the weights as it widens them, and the others read those, and share out what
+// Rows are cut into blocks of nearly the same number: 13 are 7 and 6, not 12 and 1. The first block
+// brings the weights near, and keeps them as it widens them; the others read those, and share out what
 // they fetch of the weights that come next, if that is not null.
 template <class Format, int NUM_UNITS>
 void all_rows(const CbgenLinear& linear, const Columns& columns, int64_t first_row,
               int64_t last_row, int64_t first, int64_t last, const char* next) {
   constexpr int most = NUM_UNITS == 2 ? FEW_ROWS : MAX_ROWS;
-  constexpr bool keeps = NUM_UNITS == 1 && Format::size < 4;
+  constexpr bool keeps = NUM_UNITS == 1 && Format::size < Widened::size;
+  constexpr bool is_wide = NUM_UNITS == 1 && Format::size == Widened::size &&
+                           Format::stride == Widened::stride;
   const int64_t rows = last_row - first_row, stride = linear.input_stride;
   const int64_t blocks = (rows + most - 1) / most;
   alignas(64) float kept[keeps ? DEPTH_BLOCK * 2 * W : 1];
@@ -178,27 +185,30 @@ void all_rows(const CbgenLinear& linear, const Columns& columns, int64_t first_r
     Columns here = columns;
     for (int u = 0; u < NUM_UNITS; u++) here.output[u] += begin * linear.output_stride;
     if (blocks >= MANY_BLOCKS) fetch_output(here, linear.output_stride, count);
-    if constexpr (keeps) {
-      if (blocks >= KEEPING_BLOCKS && b == 0) {
-        block_of<Format, 1, most, true>(count, input, stride, here, linear.output_stride, first,
-                                        last, kept);
-      } else if (blocks >= KEEPING_BLOCKS) {
-        here.weights[0] = reinterpret_cast<const char*>(kept);
+    begin = end;
+    if constexpr (keeps || is_wide) {
+      if (b > 0) {
+        if (keeps) here.weights[0] = reinterpret_cast<const char*>(kept);
         NextWeights ahead{here.weights[0], 0};
         if (next != nullptr) {
+          const int64_t step = Format::stride / (blocks - 1);
           ahead.place = next + (last - first) * Format::stride * (b - 1) / (blocks - 1);
-          ahead.step = Format::stride / (blocks - 1);
+          ahead.step = step < LINE ? step : LINE;
         }
         block_of<Widened, 1, most>(count, input, stride, here, linear.output_stride, first, last,
                                    nullptr, ahead);
-      } else {
-        block_of<Format, 1, most>(count, input, stride, here, linear.output_stride, first, last);
+        continue;
       }
-    } else {
-      block_of<Format, NUM_UNITS, most>(count, input, stride, here, linear.output_stride, first,
-                                        last);
     }
-    begin = end;
+    if constexpr (keeps) {
+      if (blocks > 1) {
+        block_of<Format, 1, most, true>(count, input, stride, here, linear.output_stride, first,
+                                        last, kept);
+        continue;
+      }
+    }
+    block_of<Format, NUM_UNITS, most>(count, input, stride, here, linear.output_stride, first,
+                                      last);
   }
 }
 
