@@ -118,6 +118,7 @@ def attached_engine(
 
 def plan_facts(facts: ModelFacts) -> PlanFacts:
     """Return the numbers that the plan needs of a probed model and its device as it is now."""
+    library = native.kernels()
     return PlanFacts(
         device_type=facts.device.type,
         free_bytes=free_bytes(facts.device),
@@ -128,6 +129,7 @@ def plan_facts(facts: ModelFacts) -> PlanFacts:
         hidden_size=facts.hidden_size,
         max_context=facts.max_context,
         missing_kernels=native.why_unfit(facts.dtype),
+        instruction_set=None if library is None else library.selected(),
     )
 
 

@@ -350,7 +350,8 @@ def _attention(name: str, facts: PlanFacts) -> tuple[str, str]:
     if name == "cpu" and missing is not None:
         raise UsageError(f"model.attn_implementation is 'cpu', and {missing}; or use auto")
     if name in ("auto", "cpu") and missing is None:
-        return "cpu", "given" if name == "cpu" else "the kernels for this CPU"
+        kernels = f"the kernels for this CPU, {facts.instruction_set}"
+        return "cpu", f"given; {kernels}" if name == "cpu" else kernels
     if not needs:
         return "sdpa", "given" if name == "sdpa" else missing or "the best backend that is there"
     if name == "sdpa":

@@ -43,6 +43,8 @@ class PlanFacts:
     max_context: int | None
     missing_kernels: str | None = "the C++ kernels are not used"
     """Why the kernels for the CPU cannot be used; None if they can."""
+    instruction_set: str | None = None
+    """Which one the kernels use; None without them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -358,7 +358,7 @@ def test_on_a_gpu_block_tables_are_counted():
 
 
 def with_kernels(**changes) -> PlanFacts:
-    return make_facts(missing_kernels=None, **changes)
+    return make_facts(missing_kernels=None, instruction_set="avx2", **changes)
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu"])
@@ -366,6 +366,7 @@ def test_the_kernels_are_used_on_a_cpu_where_they_are_there(name):
     layers = make_layers(2, has_softcap=True, has_sinks=True)
     decided = resolve(ContinuousBatchingConfig(), name, with_kernels(layers=layers))
     assert decided.attn_implementation == "cpu"
+    assert decided.reasons["attn_implementation"].endswith("the kernels for this CPU, avx2")
 
 
 def test_an_explicit_backend_stands_beside_the_kernels():

@@ -65,7 +65,7 @@ def choose_dtype(
     if name != "auto":
         return DtypeChoice(getattr(torch, name), "given")
     if checkpoint is None:
-        return DtypeChoice(torch.float32, "the checkpoint's is not known")
+        return DtypeChoice(torch.float32, "the checkpoint names none, as no GGUF file does")
     if device.type != "cpu" or checkpoint not in HALVES:
         dtype = checkpoint if device.type != "cpu" else torch.float32
         return DtypeChoice(dtype, "the checkpoint's" if dtype == checkpoint else "for a CPU")
