@@ -131,6 +131,7 @@ class Tasks {
     std::vector<float*> partials(a_.requests);
     if (shared_.runs().empty()) return partials;
     const auto floats = [&](int64_t request) {
+      if (shared_.count(request) == 0) return int64_t{0};
       return (a_.key_lens[request] + CBGEN_SEGMENT - 1) / CBGEN_SEGMENT * a_.heads * state_;
     };
     int64_t needed = 0;
@@ -138,8 +139,7 @@ class Tasks {
     thread_local std::vector<float> memory;
     float* next = reserve(memory, needed);
     for (int64_t request : shared_.order()) {
-      if (shared_.count(request) == 0) continue;
-      partials[request] = next;
+      if (shared_.count(request) > 0) partials[request] = next;
       next += floats(request);
     }
     return partials;

@@ -150,8 +150,21 @@ def test_keys_of_its_own_are_split_while_others_are_shared(kernels: Kernels, thr
     assert_same_bits(Step(Shape(requests, branch_pages=4)))
 
 
-def test_a_window_that_is_longer_than_the_keys_shares_them(kernels: Kernels):
-    assert_same_bits(Step(replace(ONE_PROMPT, span=AttentionSpan(window=1000))))
+def test_a_segment_of_which_a_key_is_missing(kernels: Kernels):
+    requests = (((0,), 255, 1),) * 3 + (((0,), 300, 1),) * 2
+    assert_same_bits(Step(Shape(requests, branch_pages=300, page_size=1)))
+
+
+def test_branches_within_branches(kernels: Kernels):
+    branches = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
+    requests = tuple((each, 830, 1) for each in branches * 3)
+    assert_same_bits(Step(Shape(requests, branch_pages=4)))
+
+
+@pytest.mark.parametrize("num_keys", [699, 700, 1000])
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_spans_about_as_long_as_the_keys(kernels: Kernels, kind, num_keys):
+    assert_same_bits(Step(replace(ONE_PROMPT, span=AttentionSpan(**{kind: num_keys}))))
 
 
 def test_what_is_not_a_number_stays_in_its_own_request(kernels: Kernels):
