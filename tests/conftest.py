@@ -7,12 +7,17 @@ HYPOTHESIS_PROFILE=search in the environment they are new ones each time.
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A shell ignores SIGINT in what it starts in the background; the commands of tests are to hear it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("same", derandomize=True)
 settings.register_profile("search", derandomize=False, print_blob=True)
