@@ -53,7 +53,7 @@ std::atomic<const CbgenKernels*> selected{best()};
 const CbgenKernels& current_kernels() { return *selected.load(std::memory_order_relaxed); }
 
 // Changes with the functions and structures of this interface.
-CBGEN_API int32_t cbgen_interface() { return 4; }
+CBGEN_API int32_t cbgen_interface() { return 5; }
 
 // Gives the library its threads: the address of GOMP_parallel in the OpenMP runtime of the process.
 CBGEN_API void cbgen_use_threads(RunParallel run) { run_parallel.store(run); }

@@ -73,12 +73,6 @@ template <int ROWS, class Fetch>
 inline void score(const float* query, int64_t key_dim, const float* transposed, float* scores,
                   int64_t end, Fetch& ahead) {
   constexpr int V = vectors_of(ROWS);
-  if (end > TILE - W) {
-    for (int64_t key = 0; key < TILE; key += V * W) {
-      score_vectors<ROWS, V>(query, key_dim, transposed + key, scores + key, ahead);
-    }
-    return;
-  }
   for (int64_t key = 0; key < end; key += V * W) {
     const int64_t vectors = (end - key + W - 1) / W;
     const float* keys = transposed + key;
@@ -239,33 +233,29 @@ void head_and_tile(const Work& w, int64_t head, int64_t position, const float* c
     return Group{first, count, larger(w.s.first_keys[first] - position, 0),
                  smaller(w.s.end_keys[first + count - 1] - position, TILE)};
   };
-  // The first group that has something to do fetches ahead.
-  Nothing nothing;
-  bool is_first = true;
-  for (int64_t g = 0; g < groups; g++) {
-    const Group group = group_of(g);
-    if (group.begin >= group.end) continue;
-    if (is_first) {
-      CBGEN_BY_ROWS(score_group, w, group, next)
-    } else {
-      CBGEN_BY_ROWS(score_group, w, group, nothing)
+  const auto for_groups = [&](const auto& work) {
+    Nothing nothing;
+    bool is_first = true;  // of those that have something to do: it fetches ahead
+    for (int64_t g = 0; g < groups; g++) {
+      const Group group = group_of(g);
+      if (group.begin >= group.end) continue;
+      if (is_first) {
+        work(group, next);
+      } else {
+        work(group, nothing);
+      }
+      is_first = false;
     }
-    is_first = false;
+  };
+  for_groups([&](const Group& group, auto& ahead) {
+    CBGEN_BY_ROWS(score_group, w, group, ahead)
     for (int64_t row = 0; row < group.count; row++) {
       softmax_row(w, group.row + row, position, group.end);
     }
-  }
-  is_first = true;
-  for (int64_t g = 0; g < groups; g++) {
-    const Group group = group_of(g);
-    if (group.begin >= group.end) continue;
-    if (is_first) {
-      CBGEN_BY_ROWS(add_group, w, group, values, next)
-    } else {
-      CBGEN_BY_ROWS(add_group, w, group, values, nothing)
-    }
-    is_first = false;
-  }
+  });
+  for_groups([&](const Group& group, auto& ahead) {
+    CBGEN_BY_ROWS(add_group, w, group, values, ahead)
+  });
 }
 
 void attend_tile(const Work& w, const Tile& tile, Ahead& ahead) {

@@ -19,7 +19,8 @@ constexpr int64_t TILE_BYTES = 128 * 1024;
 
 class Tasks {
  public:
-  Tasks(const CbgenAttention& attention, int64_t threads) : a_(attention), shared_(attention) {
+  Tasks(const CbgenAttention& attention, const SharedSegments& shared, int64_t threads)
+      : a_(attention), shared_(shared) {
     const int64_t tile = CBGEN_TILE * std::max(a_.key_dim, a_.value_dim) *
                          (a_.format == CBGEN_FLOAT32 ? 4 : 2);
     most_heads_ = a_.requests < threads * TASKS_PER_THREAD ? 1 : std::max<int64_t>(1, TILE_BYTES / tile);
@@ -31,7 +32,7 @@ class Tasks {
       }
       const int64_t end = a_.query_starts[request + 1];
       for (int64_t token = a_.query_starts[request]; token < end; token += most_tokens_) {
-        add(request, token, std::min(most_tokens_, end - token));
+        add_heads(make(request, token, std::min(most_tokens_, end - token)));
       }
     }
     add_shared(partials);
@@ -122,10 +123,6 @@ class Tasks {
     }
   }
 
-  void add(int64_t request, int64_t token, int64_t num_tokens) {
-    add_heads(make(request, token, num_tokens));
-  }
-
   // Where the states of requests with shared segments go, [segments][heads][state] each; null for others.
   std::vector<float*> reserve_partials() const {
     std::vector<float*> partials(a_.requests);
@@ -188,7 +185,7 @@ class Tasks {
   }
 
   const CbgenAttention& a_;
-  const SharedSegments shared_;
+  const SharedSegments& shared_;
   std::vector<CbgenSharedQuery> queries_;
   const int64_t group_ = a_.heads / a_.kv_heads;
   const int64_t state_ = (a_.value_dim + 15) / 16 * 16 + 2;  // floats
@@ -201,9 +198,9 @@ class Tasks {
 
 }  // namespace
 
-void run_attention(const CbgenAttention& attention, int64_t threads) {
+void run_attention(const CbgenAttention& attention, const SharedSegments& shared, int64_t threads) {
   const CbgenKernels& kernels = current_kernels();
-  Tasks work(attention, threads);
+  Tasks work(attention, shared, threads);
   work.split(threads);
   if (threads > 1) work.sort();
   const int64_t scratch_size = kernels.attention_scratch(attention);
@@ -222,5 +219,5 @@ void run_attention(const CbgenAttention& attention, int64_t threads) {
 }
 
 CBGEN_API void cbgen_attention(const CbgenAttention* attention, int64_t threads) {
-  run_attention(*attention, threads);
+  run_attention(*attention, SharedSegments(*attention), threads);
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "decoder_tasks.h"
@@ -138,6 +139,7 @@ class Step {
     s_.hidden = wanted_hidden_.data();
     s_.tokens = count;
     s_.query_starts = query_starts_.data();
+    shared_.clear();  // that of the queries before
   }
 
   void give_wanted() {
@@ -275,8 +277,15 @@ class Step {
     a.output = attended_;
     a.scaling = layer.scaling;
     a.format = CBGEN_FLOAT32;
-    run_attention(a, threads_);
+    run_attention(a, shared_of(layer.group, a), threads_);
     clock_.ends(CBGEN_ATTENTION);
+  }
+
+  // What the requests of a group share, found for the first of its layers.
+  const SharedSegments& shared_of(int64_t group, const CbgenAttention& a) {
+    if (group >= static_cast<int64_t>(shared_.size())) shared_.resize(group + 1);
+    if (!shared_[group]) shared_[group].emplace(a);
+    return *shared_[group];
   }
 
   void after_attention(const CbgenDecoderLayer& layer, int64_t first, int64_t last,
@@ -297,6 +306,7 @@ class Step {
   Clock clock_;
   std::vector<float> wanted_hidden_;
   std::vector<int64_t> query_starts_;  // of the rows that are wanted
+  std::vector<std::optional<SharedSegments>> shared_;  // of each group
   bool is_apart_ = false;  // whether the hidden states are those of the rows that are wanted
   int64_t tasks_;              // that many rows are cut into
   Place together_;             // of all threads, for few rows

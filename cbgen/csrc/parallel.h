@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels.h"
+#include "shared_segments.h"
 
 #define CBGEN_API extern "C" __attribute__((visibility("default")))
 
@@ -28,7 +29,7 @@ void run_linear(const CbgenLinear& linear, int64_t threads);
 // output[r][n] = silu(gate[r][n]) * up[r][n], of two products of the same rows and columns.
 void run_gated(const CbgenLinear& gate, const CbgenLinear& up, float* output, int64_t output_stride,
                int64_t threads);
-void run_attention(const CbgenAttention& attention, int64_t threads);
+void run_attention(const CbgenAttention& attention, const SharedSegments& shared, int64_t threads);
 
 // Some tasks, of which each thread takes the next one when it is done.
 struct SharedTasks {

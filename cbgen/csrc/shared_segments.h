@@ -20,15 +20,15 @@ class SharedSegments {
     int64_t end;
   };
 
-  explicit SharedSegments(const CbgenAttention& attention)
-      : a_(attention), counts_(attention.requests) {
+  // Layers of one group share what is found.
+  explicit SharedSegments(const CbgenAttention& a) : counts_(a.requests) {
     // Else a task holds the rows of one request alone.
-    if (2 * (a_.heads / a_.kv_heads) > CBGEN_ATTENTION_ROWS) return;
-    for (int64_t request = 0; request < a_.requests; request++) {
-      const bool is_single = a_.query_starts[request + 1] - a_.query_starts[request] == 1;
-      if (is_single && sees_first_key(request)) order_.push_back(request);
+    if (2 * (a.heads / a.kv_heads) > CBGEN_ATTENTION_ROWS) return;
+    for (int64_t request = 0; request < a.requests; request++) {
+      const bool is_single = a.query_starts[request + 1] - a.query_starts[request] == 1;
+      if (is_single && sees_first_key(a, request)) order_.push_back(request);
     }
-    find(0, static_cast<int64_t>(order_.size()), 0);
+    find(a, 0, static_cast<int64_t>(order_.size()), 0);
   }
 
   const std::vector<Run>& runs() const { return runs_; }
@@ -37,23 +37,23 @@ class SharedSegments {
   int64_t count(int64_t request) const { return counts_[request]; }
 
  private:
-  bool sees_first_key(int64_t request) const {
-    const int64_t keys = a_.key_lens[request];
-    return (a_.window == 0 || keys <= a_.window) && (a_.chunk == 0 || keys <= a_.chunk);
+  static bool sees_first_key(const CbgenAttention& a, int64_t request) {
+    const int64_t keys = a.key_lens[request];
+    return (a.window == 0 || keys <= a.window) && (a.chunk == 0 || keys <= a.chunk);
   }
 
   // Finds who shares this segment and those behind it, among requests that share those before it.
-  void find(int64_t begin, int64_t end, int64_t segment) {
+  void find(const CbgenAttention& a, int64_t begin, int64_t end, int64_t segment) {
     const int64_t last_key = (segment + 1) * CBGEN_SEGMENT - 1;
     const auto first = order_.begin() + begin;
     end = std::partition(first, order_.begin() + end,
-                         [&](int64_t request) { return last_key < a_.key_lens[request]; }) -
+                         [&](int64_t request) { return last_key < a.key_lens[request]; }) -
           order_.begin();
     if (end - begin < 2) return;
-    const int64_t first_block = segment * CBGEN_SEGMENT / a_.page_size;
-    const int64_t end_block = last_key / a_.page_size + 1;
+    const int64_t first_block = segment * CBGEN_SEGMENT / a.page_size;
+    const int64_t end_block = last_key / a.page_size + 1;
     const auto blocks = [&](int64_t request) {
-      return a_.block_tables + request * a_.block_table_stride;
+      return a.block_tables + request * a.block_table_stride;
     };
     std::sort(first, order_.begin() + end, [&](int64_t left, int64_t right) {
       return std::lexicographical_compare(blocks(left) + first_block, blocks(left) + end_block,
@@ -69,13 +69,12 @@ class SharedSegments {
       if (stop - run > 1) {
         runs_.push_back({segment, run, stop});
         for (int64_t i = run; i < stop; i++) counts_[order_[i]] = segment + 1;
-        find(run, stop, segment + 1);  // changes the order within the run alone
+        find(a, run, stop, segment + 1);  // changes the order within the run alone
       }
       run = stop;
     }
   }
 
-  const CbgenAttention& a_;
   std::vector<int64_t> order_;
   std::vector<int64_t> counts_;
   std::vector<Run> runs_;

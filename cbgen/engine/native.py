@@ -33,7 +33,7 @@ _ROTATION = 64
 """Depths of an int8 weight that are rotated together."""
 
 _TORCH_LIBRARY = "libtorch_cpu.so"
-_INTERFACE = 4
+_INTERFACE = 5
 """Of the library that this file can call."""
 _REMEDY = "install cbgen again where there is a C++ compiler"
 _INSTRUCTION_SET_VARIABLE = "CBGEN_INSTRUCTION_SET"
