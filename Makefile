@@ -62,6 +62,6 @@ docs: install ## write the generated pages of docs/ anew
 	mv docs/recipe.md.new docs/recipe.md
 
 clean: ## remove .venv, caches and what make run wrote
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist cbgen.egg-info cbgen/engine/_kernels.so
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist cbgen.egg-info cbgen/engine/cpu/_kernels.so
 	rm -f out.jsonl out.jsonl.journal out.jsonl.run
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -96,7 +96,7 @@ class BuildKernels(build_ext):
 setup(
     ext_modules=[
         Extension(
-            "cbgen.engine._kernels",
+            "cbgen.engine.cpu._kernels",
             sources=list(sources()),
             depends=[f"cbgen/csrc/{name}" for name in HEADERS],
             language="c++",

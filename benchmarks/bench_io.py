@@ -32,7 +32,7 @@ from cbgen.job.heap import frozen_heap
 from cbgen.job.options import JobOptions
 import cbgen.job.session as session
 from cbgen.job.session import Session
-from cbgen.job.statistics import JobStatistics
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.recipe.load import recipe_from_mapping
 from tests.helpers.jobs import make_stub_job
 

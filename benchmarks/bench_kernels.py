@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from cbgen.engine import native
 from cbgen.engine.attention.base import LayerAttention, LayerCache
 from cbgen.engine.attention.cpu import CpuBackend
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.cache.groups import AttentionSpan
-from cbgen.engine.model.arena import Arena
-from cbgen.engine.model.packed import PackedWeight
+from cbgen.engine.cpu import native
+from cbgen.engine.cpu.arena import Arena
+from cbgen.engine.cpu.packed import PackedWeight
 
 pytestmark = [
     pytest.mark.bench,

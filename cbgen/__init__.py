@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 from cbgen.errors import CbgenError, EngineError, UsageError
 
 if TYPE_CHECKING:
-    from cbgen.api.functions import (
+    from cbgen.engine.config import ContinuousBatchingConfig, WorkloadHints
+    from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
+    from cbgen.job.api import Engine, run
+    from cbgen.manager.failures import EngineDied, ManagerStopped
+    from cbgen.manager.functions import (
         continuous_batching_context_manager,
         destroy_cached_continuous_batching_manager,
         generate_batch,
         init_continuous_batching,
     )
-    from cbgen.engine.config import ContinuousBatchingConfig, WorkloadHints
-    from cbgen.engine.manager.failures import EngineDied, ManagerStopped
-    from cbgen.engine.manager.manager import ContinuousBatchingManager
-    from cbgen.engine.manager.streams import RequestOutput
-    from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
-    from cbgen.job.api import Engine, run
+    from cbgen.manager.manager import ContinuousBatchingManager
+    from cbgen.manager.streams import RequestOutput
 
 __all__ = [
     "CbgenError",
@@ -54,19 +54,19 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ContinuousBatchingConfig": "cbgen.engine.config",
-    "ContinuousBatchingManager": "cbgen.engine.manager.manager",
+    "ContinuousBatchingManager": "cbgen.manager.manager",
     "Engine": "cbgen.job.api",
-    "EngineDied": "cbgen.engine.manager.failures",
+    "EngineDied": "cbgen.manager.failures",
     "FinishReason": "cbgen.engine.request",
     "GenerationOutput": "cbgen.engine.request",
-    "ManagerStopped": "cbgen.engine.manager.failures",
-    "RequestOutput": "cbgen.engine.manager.streams",
+    "ManagerStopped": "cbgen.manager.failures",
+    "RequestOutput": "cbgen.manager.streams",
     "RequestStatus": "cbgen.engine.request",
     "WorkloadHints": "cbgen.engine.config",
-    "continuous_batching_context_manager": "cbgen.api.functions",
-    "destroy_cached_continuous_batching_manager": "cbgen.api.functions",
-    "generate_batch": "cbgen.api.functions",
-    "init_continuous_batching": "cbgen.api.functions",
+    "continuous_batching_context_manager": "cbgen.manager.functions",
+    "destroy_cached_continuous_batching_manager": "cbgen.manager.functions",
+    "generate_batch": "cbgen.manager.functions",
+    "init_continuous_batching": "cbgen.manager.functions",
     "run": "cbgen.job.api",
 }
 

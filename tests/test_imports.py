@@ -10,37 +10,41 @@ import pytest
 
 from tests.helpers.sources import ROOT, ImportLine, cbgen_modules, imports_of
 
-SHARED = ("cbgen.errors", "cbgen.log")
+SHARED = ("cbgen.errors", "cbgen.values")
+GENERATION = ("cbgen.generation",)
+JOB = (*SHARED, *GENERATION, "cbgen.recipe", "cbgen.io", "cbgen.engine")
 
 MAY_IMPORT = {
     "cbgen.errors": (),
-    "cbgen.log": (),
+    "cbgen.values": (),
+    "cbgen.generation": (*SHARED, "cbgen.engine.sampling.params"),
     "cbgen.engine": SHARED,
-    "cbgen.io": SHARED,
-    "cbgen.recipe": (*SHARED, "cbgen.engine.config"),
-    "cbgen.job": (*SHARED, "cbgen.recipe", "cbgen.io", "cbgen.engine"),
-    "cbgen.api": (*SHARED, "cbgen.recipe", "cbgen.job", "cbgen.engine"),
-    "cbgen.cli": (*SHARED, "cbgen", "cbgen.recipe", "cbgen.io", "cbgen.job", "cbgen.engine"),
+    "cbgen.io": (*SHARED, *GENERATION),
+    "cbgen.recipe": (*SHARED, *GENERATION, "cbgen.engine.config"),
+    "cbgen.manager": (*SHARED, *GENERATION, "cbgen.engine"),
+    "cbgen.job": JOB,
+    "cbgen.bench": (*JOB, "cbgen.job"),
+    "cbgen.cli": (*JOB, "cbgen", "cbgen.job", "cbgen.bench"),
     "cbgen.__main__": ("cbgen.cli",),
-    "cbgen": (*SHARED, "cbgen.recipe", "cbgen.job", "cbgen.api", "cbgen.engine"),
+    "cbgen": (*JOB, "cbgen.job", "cbgen.manager"),
 }
 """What each part may import beside itself; "cbgen" is the package's own `__init__`."""
 
 ENGINE_LEVELS = (
     ("config", "sampling.params", "cache.groups"),
     ("step", "cache.shape", "sizing", "plan", "request", "events"),
-    ("native", "native_decoder"),
-    ("cache", "batch", "storage", "memory", "model", "attention", "sampling", "text"),
+    ("cpu.native", "cpu.native_decoder"),
+    ("cache", "batch", "storage", "memory", "model", "cpu", "attention", "sampling", "text"),
     ("scheduler", "runner"),
     ("core",),
-    ("build",),
-    ("manager",),
+    ("build", "loop"),
 )
 """The engine from bottom to top: a module imports from its own level and those before it."""
 
 WITHOUT_TORCH = (
     "cbgen.errors",
-    "cbgen.log",
+    "cbgen.values",
+    "cbgen.generation",
     "cbgen.recipe",
     "cbgen.io",
     "cbgen.engine.config",
@@ -56,7 +60,7 @@ WITHOUT_TORCH = (
 """Modules that never import torch or transformers, not even inside a function."""
 
 SLOW_TO_IMPORT = ("torch", "transformers", "numpy", "tokenizers")
-MAY_IMPORT_ORJSON = ("cbgen.io", "cbgen.job", "cbgen.cli")
+MAY_IMPORT_ORJSON = ("cbgen.io", "cbgen.job", "cbgen.bench", "cbgen.cli")
 
 
 def is_within(module: str, *packages: str) -> bool:
@@ -149,7 +153,7 @@ def test_orjson_is_imported_by_io_job_and_cli_alone():
     assert wrong == []
 
 
-@pytest.mark.parametrize("part", ["cbgen.cli", "cbgen.recipe", "cbgen.io"])
+@pytest.mark.parametrize("part", ["cbgen.cli", "cbgen.recipe", "cbgen.generation", "cbgen.io"])
 def test_importing_every_module_of_a_light_part_loads_no_torch(part):
     modules = [name for name in cbgen_modules() if is_within(name, part)]
     assert loaded_after(*modules) & set(SLOW_TO_IMPORT) == set()

@@ -17,8 +17,8 @@ from benchmarks.peers.compare import Sitting, compare, installed
 from benchmarks.peers.config import read_comparison
 from benchmarks.peers.measure import Circumstances, Run
 from benchmarks.peers.table import table
+from cbgen.bench.workloads import WORKLOAD_NAMES, find_workload
 from cbgen.errors import UsageError
-from cbgen.job.workloads import WORKLOAD_NAMES, find_workload
 
 _CACHE = Path("~/.cache/cbgen/peers")
 _TIMEOUT_S = 900.0

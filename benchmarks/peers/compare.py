@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.peers.config import Comparison, Peer
 from benchmarks.peers.measure import Circumstances, Outputs, Run, equal_share, run_peer
+from cbgen.bench.workloads import Workload
 from cbgen.errors import UsageError
-from cbgen.job.workloads import Workload
 
 Tell = Callable[[str], None]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.peers.adapters.job import descendants
 from benchmarks.peers.config import ADAPTERS, Peer
-from cbgen.job.workloads import BenchRequest, Workload
+from cbgen.bench.workloads import BenchRequest, Workload
 
 Run = dict[str, Any]
 Outputs = list[list[int]]

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from cbgen.bench.workloads import WORKLOAD_NAMES, find_workload
 from cbgen.cli import run_options as options
 from cbgen.cli.logs import take_over_library_logs
 from cbgen.cli.screen import Screen
 from cbgen.cli.wording import count, percent, rate
 from cbgen.io.encode import encode_row, encode_value
 from cbgen.io.side_file import SideFile
-from cbgen.job.workloads import WORKLOAD_NAMES, find_workload
 from cbgen.recipe.load import load_recipe
 
 _WorkloadOption = Annotated[
@@ -56,7 +56,7 @@ def bench_command(
     make_workload = find_workload(workload)
     outputs_file = None if outputs is None else SideFile(outputs, "--outputs")
     screen.line("loading model", style="dim")
-    from cbgen.job.bench import run_bench  # loads torch, which takes seconds
+    from cbgen.bench.bench import run_bench  # loads torch, which takes seconds
 
     take_over_library_logs()
     result = run_bench(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cbgen.engine.events import StepStats
 from cbgen.io.inputs import Inputs
-from cbgen.job.statistics import JobStatistics
+from cbgen.job.report.statistics import JobStatistics
 
 _WINDOW_SECONDS = 10.0
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from cbgen.cli.wording import count, percent, rate, seconds
 from cbgen.io.inputs import Inputs
 from cbgen.io.output_file import journal_path
-from cbgen.job.statistics import JobStatistics
-from cbgen.recipe.values import show_yaml
+from cbgen.job.report.statistics import JobStatistics
+from cbgen.values import show_yaml
 
 if TYPE_CHECKING:
     from cbgen.job.settings import Setting  # its module loads torch

@@ -22,9 +22,9 @@ from cbgen.io.inputs import open_inputs
 from cbgen.io.shard import Shard
 from cbgen.job.early_stop import EarlyStop
 from cbgen.job.options import JobOptions
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.resume import parse_retry
 from cbgen.job.run import run_job
-from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.load import load_recipe
 from cbgen.recipe.schema import Recipe
 

@@ -11,10 +11,10 @@ from cbgen import __version__
 from cbgen.cli.exits import ExitCode, exit_code_of
 from cbgen.errors import UsageError
 from cbgen.io.output_file import journal_path
-from cbgen.job.monitor import JobMonitor
 from cbgen.job.options import JobOptions
-from cbgen.job.statistics import JobStatistics
-from cbgen.job.trace import TraceFile
+from cbgen.job.report.monitor import JobMonitor
+from cbgen.job.report.statistics import JobStatistics
+from cbgen.job.report.trace import TraceFile
 from cbgen.recipe.schema import Recipe
 
 

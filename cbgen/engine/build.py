@@ -12,21 +12,21 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from cbgen.engine import native
 from cbgen.engine.attention import make_backend
 from cbgen.engine.batch import Rows
 from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig, WorkloadHints
 from cbgen.engine.core import Engine
+from cbgen.engine.cpu import native
+from cbgen.engine.cpu.packing import can_pack
+from cbgen.engine.cpu.quantized import weight_bytes
+from cbgen.engine.cpu.screen import screen_bytes
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.memory import free_bytes, free_ram
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.model.load import LoadedModel, load_skeleton
-from cbgen.engine.model.packing import can_pack
 from cbgen.engine.model.probe import probe_model, run_model
-from cbgen.engine.model.quantized import weight_bytes
-from cbgen.engine.model.screen import screen_bytes
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
 from cbgen.engine.sampling.state import SamplingState

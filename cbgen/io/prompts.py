@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cbgen.errors import RowError
-from cbgen.io.openai_requests import BATCH_LINE_FIELDS, read_batch_request
+from cbgen.io.openai.requests import BATCH_LINE_FIELDS, read_batch_request
 from cbgen.io.prompt_shapes import Prompt, check_messages, check_token_ids, check_tools, invalid
 from cbgen.io.reader import Record
 from cbgen.io.template import Template

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from cbgen.io.openai_responses import LINE_ID
+from cbgen.io.openai.responses import LINE_ID
 
 FINISH_REASONS = ("stop", "length", "cancelled", "error")
 """How a row can have ended."""

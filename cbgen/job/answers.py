@@ -9,10 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
 from cbgen.errors import RowError
-from cbgen.io.openai_responses import CANCELLED, RowDialect
+from cbgen.generation.resolve import RowGeneration
+from cbgen.io.openai.responses import CANCELLED, RowDialect
 from cbgen.io.reader import Record
 from cbgen.io.rows import Answer, Choice, logprobs_object
-from cbgen.job.generation import RowGeneration
 
 
 class AnswerBuilder:

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from cbgen.engine.model.load import LoadedModel, load_model
 from cbgen.errors import UsageError
 from cbgen.io.identity import IdIndex
-from cbgen.io.openai_requests import identify
+from cbgen.io.openai.requests import identify
 from cbgen.io.reader import Record, record_of
 from cbgen.io.template import compile_template
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.session import open_session
-from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.load import load_recipe, recipe_from_mapping
 from cbgen.recipe.schema import Recipe
 

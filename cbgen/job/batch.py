@@ -31,8 +31,8 @@ from cbgen.job.answers import AnswerBuilder
 from cbgen.job.channel import Channel, ChannelClosed
 from cbgen.job.in_flight import EndedRow, RowsInFlight
 from cbgen.job.prepare import PreparedRow, Preparer
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.slots import Slots
-from cbgen.job.statistics import JobStatistics
 
 _GROUP = 64
 """Most records that are tokenized together."""

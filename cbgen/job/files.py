@@ -13,15 +13,15 @@ from cbgen.errors import UsageError
 from cbgen.io.earlier import EarlierRows, holds_rows
 from cbgen.io.encode import encode_row
 from cbgen.io.identity import IdIndex
-from cbgen.io.openai_requests import identify
+from cbgen.io.openai.requests import identify
 from cbgen.io.output_file import is_device
 from cbgen.io.reader import Record
 from cbgen.io.remote import refuse_remote_output
 from cbgen.io.run_file import RunFile
 from cbgen.io.writer import RowWriter, refuse_same_file
 from cbgen.job.options import JobOptions
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.resume import checked_records, earlier_rows, header_of
-from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.schema import Recipe
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cbgen.io.inputs import Inputs
-from cbgen.io.openai_requests import InputFormat
+from cbgen.io.openai.requests import InputFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

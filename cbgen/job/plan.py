@@ -10,7 +10,7 @@ from cbgen.engine.config import WorkloadHints
 from cbgen.engine.plan import EnginePlan, memory_parts
 from cbgen.io.identity import IdIndex
 from cbgen.io.inputs import Inputs
-from cbgen.io.openai_requests import InputFormat, identify
+from cbgen.io.openai.requests import InputFormat, identify
 from cbgen.io.reader import Record
 from cbgen.io.template import compile_template
 from cbgen.job.preparation import make_preparation

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from cbgen.engine.model.load import LoadedModel
 from cbgen.engine.plan import EnginePlan
+from cbgen.generation.resolve import GenerationSettings
 from cbgen.io.template import Template
-from cbgen.job.generation import GenerationSettings
 from cbgen.job.prepare import Preparer
 from cbgen.job.rendering import Renderer
 from cbgen.recipe.schema import Recipe

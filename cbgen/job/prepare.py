@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from cbgen.engine.request import Request
 from cbgen.errors import RowError
+from cbgen.generation.resolve import GenerationSettings, RowGeneration
 from cbgen.io.prompt_shapes import Prompt
 from cbgen.io.prompts import parse_prompt
 from cbgen.io.reader import Record
 from cbgen.io.template import Template
-from cbgen.job.generation import GenerationSettings, RowGeneration
 from cbgen.job.rendering import Renderer
 from cbgen.job.samples import in_prefix_order, request_ids
 

@@ -19,7 +19,7 @@ from cbgen.io.row_facts import FINISH_REASONS, RowFacts
 from cbgen.io.row_set import RowSet
 from cbgen.io.run_file import RunFile, RunHeader, storable
 from cbgen.job.options import JobOptions
-from cbgen.job.statistics import JobStatistics
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.recipe.digest import recipe_changes, recipe_values
 from cbgen.recipe.schema import Recipe
 

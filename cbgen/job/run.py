@@ -19,7 +19,7 @@ from cbgen.job.early_stop import EarlyStop
 from cbgen.job.files import JobFiles
 from cbgen.job.heap import frozen_heap, uncollected
 from cbgen.job.options import JobOptions
-from cbgen.job.statistics import JobStatistics
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.recipe.schema import Recipe
 
 if TYPE_CHECKING:

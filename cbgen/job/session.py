@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from cbgen.engine.build import attached_engine, scheduler_limits
 from cbgen.engine.events import EngineObserver
-from cbgen.engine.manager.loop import EngineLoop
+from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.load import LoadedModel, load_model
-from cbgen.io.openai_responses import BatchRun, OpenAILines, RowDialect, VllmLines
+from cbgen.io.openai.responses import BatchRun, OpenAILines, RowDialect, VllmLines
 from cbgen.io.rows import OutputRows
 from cbgen.io.template import Template
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.batch import BatchJob, Results
 from cbgen.job.preparation import make_preparation
 from cbgen.job.prepare import Preparer
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.settings import Setting, effective_settings
-from cbgen.job.statistics import JobStatistics
 from cbgen.job.survey import RowSurvey
 from cbgen.recipe.schema import Recipe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cbgen.errors import UsageError
 from cbgen.io.identity import IdIndex
-from cbgen.io.openai_requests import identify
+from cbgen.io.openai.requests import identify
 from cbgen.io.opening import is_stream
 from cbgen.io.reader import Record
 from cbgen.job.options import JobOptions

@@ -6,7 +6,7 @@ import logging
 
 from cbgen.recipe.schema import BATCHING_SECTION, SECTION_SPELLINGS
 from cbgen.recipe.tree import Path, Place, Tree
-from cbgen.recipe.values import Plain, show
+from cbgen.values import Plain, show
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cbgen.recipe.schema import BATCHING_SECTION, GENERATION_SECTION, Recipe
-from cbgen.recipe.values import show_yaml
+from cbgen.values import show_yaml
 
 _SECTION_NAMES = {"generation": GENERATION_SECTION, "continuous_batching": BATCHING_SECTION}
 

@@ -14,7 +14,7 @@ from cbgen.engine.config import ATTENTION_BACKENDS, DTYPES, QUANTIZATIONS, SCHED
 from cbgen.recipe.digest import default_of
 from cbgen.recipe.field_docs import field_docs
 from cbgen.recipe.schema import SECTIONS, SWITCHES, Recipe
-from cbgen.recipe.values import Annotation, Plain
+from cbgen.values import Annotation, Plain
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": DTYPES,

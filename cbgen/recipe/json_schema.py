@@ -6,10 +6,10 @@ import types
 import typing
 from typing import Any
 
+from cbgen.generation.fields import GENERATION_FIELDS, GenerationField, Support
 from cbgen.recipe.deprecated import DEPRECATED_FIELDS
 from cbgen.recipe.field_docs import field_docs
 from cbgen.recipe.fields import RecipeField, section_fields, switch_fields
-from cbgen.recipe.generation_table import GENERATION_FIELDS, GenerationField, Support
 from cbgen.recipe.schema import (
     BATCHING_SECTION,
     GENERATION_SECTION,
@@ -18,7 +18,7 @@ from cbgen.recipe.schema import (
     SECTIONS,
     Recipe,
 )
-from cbgen.recipe.values import Annotation, is_union
+from cbgen.values import Annotation, is_union
 
 _SIMPLE_TYPES = {
     bool: "boolean",

@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
 from cbgen.errors import RecipeError, UsageError
+from cbgen.generation.check import FieldError, check_generation_fields
+from cbgen.generation.fields import GENERATION_FIELDS
 from cbgen.recipe.deprecated import rename_spellings
 from cbgen.recipe.digest import default_of, recipe_digest
-from cbgen.recipe.generation import FieldError, check_generation_fields
-from cbgen.recipe.generation_table import GENERATION_FIELDS
-from cbgen.recipe.names import nearest_name
 from cbgen.recipe.overrides import apply_override
 from cbgen.recipe.schema import (
     BATCHING_SECTION,
@@ -31,8 +30,8 @@ from cbgen.recipe.schema import (
     Recipe,
 )
 from cbgen.recipe.tree import Path, Place, Tree
-from cbgen.recipe.values import Plain, admits_none, convert, plain_copy, show
 from cbgen.recipe.yaml_tree import read_recipe_file
+from cbgen.values import Plain, admits_none, convert, nearest_name, plain_copy, show
 
 Section = TypeVar("Section")
 

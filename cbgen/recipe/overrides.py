@@ -7,8 +7,8 @@ from cbgen.recipe.deprecated import rename_field
 from cbgen.recipe.fields import section_fields
 from cbgen.recipe.schema import SECTION_ORDER, SECTIONS, SWITCHES
 from cbgen.recipe.tree import Place, Tree
-from cbgen.recipe.values import Plain
 from cbgen.recipe.yaml_tree import parse_value
+from cbgen.values import Plain
 
 
 def apply_override(tree: Tree, text: str) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from cbgen.generation.check import range_words
+from cbgen.generation.fields import GENERATION_FIELDS, GenerationField, Support
 from cbgen.recipe.fields import RecipeField, section_fields, switch_fields
-from cbgen.recipe.generation import range_words
-from cbgen.recipe.generation_table import GENERATION_FIELDS, GenerationField, Support
 from cbgen.recipe.schema import GENERATION_SECTION, SECTION_ORDER
-from cbgen.recipe.values import describe, show_yaml
+from cbgen.values import describe, show_yaml
 
 _INTRODUCTION = """\
 <!-- Made by `python -m cbgen.recipe.reference > docs/recipe.md`; change the field docs instead. -->

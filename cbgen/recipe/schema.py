@@ -1,7 +1,7 @@
 """The sections of a recipe that are the job's own, and the checked recipe as a whole.
 
 The sections `model` and `continuous_batching_config` belong to `cbgen.engine.config`, the fields of
-`generation_config` to `cbgen.recipe.generation_table`.
+`generation_config` to `cbgen.generation.fields`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
 from cbgen.errors import UsageError
+from cbgen.generation.fields import GENERATION_SECTION as GENERATION_SECTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,6 @@ class Recipe:
         return seed
 
 
-GENERATION_SECTION = "generation_config"
 BATCHING_SECTION = "continuous_batching_config"
 
 SECTIONS: dict[str, type] = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cbgen.generation.fields import GENERATION_FIELDS, Support
 from cbgen.recipe.fields import RecipeField, section_fields, switch_fields
-from cbgen.recipe.generation_table import GENERATION_FIELDS, Support
 from cbgen.recipe.schema import GENERATION_SECTION, SECTION_ORDER
-from cbgen.recipe.values import show_yaml
+from cbgen.values import show_yaml
 
 _MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _MAX_NEW_TOKENS = 256

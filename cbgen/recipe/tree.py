@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cbgen.errors import RecipeError
-from cbgen.recipe.values import Plain, show
+from cbgen.values import Plain, show
 
 Path: TypeAlias = tuple[str, ...]
 """Keys from the root: ("model", "config_overrides", "sliding_window")."""

@@ -15,7 +15,7 @@ import yaml
 
 from cbgen.errors import RecipeError
 from cbgen.recipe.tree import Path, Place, Tree
-from cbgen.recipe.values import Plain, show
+from cbgen.values import Plain, show
 
 _TAG = "tag:yaml.org,2002:"
 _MOST_NODES = 100_000

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from cbgen.bench import bench
+from cbgen.bench.roofline import MachineRates
 from cbgen.cli.bench import table_lines
-from cbgen.job import bench
-from cbgen.job.roofline import MachineRates
 
 REQUESTS = [{"prompt": [5, 6, 7], "max_new": 4}, {"prompt": [9], "max_new": 2}]
 FIELDS = {

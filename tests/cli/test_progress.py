@@ -12,7 +12,7 @@ from cbgen.cli.progress import Progress, ProgressMeter
 from cbgen.cli.view import live_view, log_line
 from cbgen.engine.events import StepStats
 from cbgen.io.inputs import open_inputs
-from cbgen.job.statistics import JobStatistics
+from cbgen.job.report.statistics import JobStatistics
 
 
 def make_progress(**changes) -> Progress:

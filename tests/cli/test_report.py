@@ -6,8 +6,8 @@ from collections import Counter
 
 from cbgen.cli.report import settings_lines, summary_lines, written_rows
 from cbgen.engine.events import StepStats
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.settings import Setting
-from cbgen.job.statistics import JobStatistics
 
 
 def make_statistics(**changes) -> JobStatistics:

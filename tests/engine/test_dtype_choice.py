@@ -8,8 +8,8 @@ import logging
 import pytest
 import torch
 
-from cbgen.engine import native
 from cbgen.engine.config import ModelConfig
+from cbgen.engine.cpu import native
 from cbgen.engine.model import dtype as deciding
 from cbgen.engine.model.dtype import choose_dtype, float32_bytes, measure_bfloat16
 from cbgen.engine.model.load import load_model, load_skeleton

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cbgen.engine.manager.loop import EngineLoop
+from cbgen.engine.loop import EngineLoop
 from cbgen.engine.request import FinishReason, RequestStatus
 from cbgen.errors import EngineError
 from tests.helpers.engine import make_request

@@ -11,16 +11,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from cbgen.engine import native
 from cbgen.engine.config import ModelConfig
+from cbgen.engine.cpu import native
+from cbgen.engine.cpu.linears import packed_bytes
+from cbgen.engine.cpu.native import PANEL
+from cbgen.engine.cpu.packed import num_panels
+from cbgen.engine.cpu.reference import computing_in_float32, widen
 from cbgen.engine.model import checkpoint, packing
 from cbgen.engine.model import load as loading
 from cbgen.engine.model.checkpoint import load_unwidened, matrix_dtypes
-from cbgen.engine.model.linears import packed_bytes
 from cbgen.engine.model.load import load_model
-from cbgen.engine.model.packed import num_panels
-from cbgen.engine.model.reference import computing_in_float32, widen
-from cbgen.engine.native import PANEL
 from cbgen.errors import EngineError
 from tests.helpers.models import EAGER_MODELS, HYBRID_MODELS, PLAIN_MODELS, full_logits, tiny_model
 

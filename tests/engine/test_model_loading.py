@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from cbgen.engine.config import ModelConfig
-from cbgen.engine.model.decoder import FusedDecoder
-from cbgen.engine.model.linears import unpack_linears
+from cbgen.engine.cpu.decoder import FusedDecoder
+from cbgen.engine.cpu.linears import unpack_linears
 from cbgen.engine.model.load import load_model, resolve_device
 from cbgen.errors import UsageError
 from tests.helpers.models import tiny_model

@@ -8,10 +8,9 @@ import logging
 import pytest
 import torch
 
-from cbgen.engine import native
-from cbgen.engine.model import packing
-from cbgen.engine.model.linears import packed_bytes
-from cbgen.engine.model.packing import pack_for_cpu
+from cbgen.engine.cpu import native, packing
+from cbgen.engine.cpu.linears import packed_bytes
+from cbgen.engine.cpu.packing import pack_for_cpu
 from cbgen.errors import EngineError
 from tests.helpers.models import full_logits, tiny_model
 

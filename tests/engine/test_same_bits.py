@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from cbgen.engine import native
 from cbgen.engine.config import ModelConfig
+from cbgen.engine.cpu import native
+from cbgen.engine.cpu.decoder import FusedDecoder
+from cbgen.engine.cpu.fusing import fuse_decoder
+from cbgen.engine.cpu.linears import pack_linears
 from cbgen.engine.events import StepStats
-from cbgen.engine.model.decoder import FusedDecoder
-from cbgen.engine.model.fusing import fuse_decoder
-from cbgen.engine.model.linears import pack_linears
 from cbgen.engine.model.load import load_model
 from cbgen.engine.request import GenerationOutput, Request
 from tests.helpers.engine import make_request, run_engine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cbgen.engine import native
 from cbgen.engine.config import ModelConfig
+from cbgen.engine.cpu import native
 from cbgen.engine.model.load import LoadedModel, load_model
 from tests.engine.test_smollm2 import MODEL_FILE
 from tests.helpers.engine import make_request, run_engine, tokens_of

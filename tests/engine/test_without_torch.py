@@ -15,7 +15,7 @@ BOOKKEEPING = (
     "cbgen.engine.plan",
     "cbgen.engine.config",
     "cbgen.engine.core",
-    "cbgen.engine.manager.loop",
+    "cbgen.engine.loop",
     "tests.helpers.engine",
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cbgen.io.openai_requests import CHAT_URL, COMPLETION_URL, InputFormat, identify
+from cbgen.io.openai.requests import CHAT_URL, COMPLETION_URL, InputFormat, identify
 from cbgen.io.reader import Record
 from tests.helpers.records import make_record
 

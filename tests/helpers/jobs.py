@@ -9,14 +9,14 @@ from typing import Any
 
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import FinishReason, Request, RequestStatus
+from cbgen.generation.resolve import GenerationSettings
 from cbgen.io.reader import Record, record_of
 from cbgen.io.rows import OutputRows
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.batch import BatchJob, Results
-from cbgen.job.generation import GenerationSettings
 from cbgen.job.prepare import Preparer
 from cbgen.job.rendering import Renderer
-from cbgen.job.statistics import JobStatistics
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.recipe.schema import PromptConfig
 
 EOS = 2

@@ -9,9 +9,9 @@ from transformers import GenerationConfig
 
 import cbgen
 from cbgen.engine.build import BuiltEngine
-from cbgen.engine.manager import lifecycle
 from cbgen.engine.request import GenerationOutput
 from cbgen.errors import EngineError
+from cbgen.manager import lifecycle
 from tests.helpers.models import VOCAB_SIZE, tiny_model
 from tests.helpers.scripted import ScriptedModel, make_scripted_engine
 

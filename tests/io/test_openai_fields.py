@@ -6,7 +6,9 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from cbgen.io.openai_fields import (
+from cbgen.generation.check import check_generation_fields
+from cbgen.generation.fields import GENERATION_FIELDS
+from cbgen.io.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     BodyError,
@@ -14,8 +16,6 @@ from cbgen.io.openai_fields import (
     Neutral,
     read_fields,
 )
-from cbgen.recipe.generation import check_generation_fields
-from cbgen.recipe.generation_table import GENERATION_FIELDS
 from tests.helpers.sources import ROOT
 
 BOTH = {**CHAT_FIELDS, **COMPLETION_FIELDS}

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from cbgen.io import openai_requests
 from cbgen.io.identity import IdIndex
-from cbgen.io.openai_fields import BodyError
-from cbgen.io.openai_requests import identify
+from cbgen.io.openai import requests as openai_requests
+from cbgen.io.openai.fields import BodyError
+from cbgen.io.openai.requests import identify
 from cbgen.io.prompt_shapes import Prompt
 from cbgen.io.prompts import parse_prompt
 from tests.helpers.batch_files import USER, chat_line, completion_line, line_record
@@ -146,7 +146,7 @@ def test_an_unknown_field_is_refused_by_openai_and_ignored_by_vllm(caplog):
     openai_requests._tell_ignored.cache_clear()
     line = chat_line(temprature=0.5)
     assert refusal(line).code == "unknown_parameter"
-    with caplog.at_level(logging.WARNING, logger="cbgen.io.openai_requests"):
+    with caplog.at_level(logging.WARNING, logger="cbgen.io.openai.requests"):
         assert parse(line, "vllm").kind == "messages"
         parse(line, "vllm")
     assert [record.getMessage() for record in caplog.records] == [

@@ -7,9 +7,9 @@ import pytest
 from cbgen.errors import RowError
 from cbgen.io.encode import encode_row
 from cbgen.io.identity import IdIndex
-from cbgen.io.openai_fields import BodyError
-from cbgen.io.openai_requests import identify
-from cbgen.io.openai_responses import CANCELLED, LINE_ID, BatchRun, OpenAILines, VllmLines
+from cbgen.io.openai.fields import BodyError
+from cbgen.io.openai.requests import identify
+from cbgen.io.openai.responses import CANCELLED, LINE_ID, BatchRun, OpenAILines, VllmLines
 from cbgen.io.row_facts import read_facts
 from cbgen.io.rows import Answer, Choice, OutputRows, logprobs_object, row_error
 from tests.helpers.batch_files import chat_line, completion_line, line_record

@@ -15,12 +15,12 @@ from cbgen.errors import UsageError
 from cbgen.io.encode import encode_row
 from cbgen.io.identity import IdIndex
 from cbgen.io.inputs import open_inputs
-from cbgen.io.openai_requests import identify
+from cbgen.io.openai.requests import identify
 from cbgen.io.row_facts import read_facts
 from cbgen.job.options import JobOptions
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.run import run_job
 from cbgen.job.session import open_session
-from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.load import recipe_from_mapping
 from tests.helpers.batch_files import chat_line, completion_line
 

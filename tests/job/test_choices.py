@@ -12,9 +12,9 @@ import cbgen
 from cbgen.errors import RecipeError, UsageError
 from cbgen.io.inputs import open_inputs
 from cbgen.job.options import JobOptions
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.run import run_job
 from cbgen.job.session import open_session
-from cbgen.job.statistics import JobStatistics
 from cbgen.recipe.load import load_recipe, recipe_from_mapping
 from tests.helpers.batch_files import chat_line, completion_line
 from tests.helpers.jobs import records_of

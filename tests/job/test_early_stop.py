@@ -116,8 +116,8 @@ def test_a_wish_before_there_is_a_job_is_passed_on_later():
 def test_a_run_that_stops_early_says_so_and_keeps_its_journal(tiny_model, tmp_path):
     from cbgen.io.inputs import open_inputs
     from cbgen.job.options import JobOptions
+    from cbgen.job.report.statistics import JobStatistics
     from cbgen.job.run import run_job
-    from cbgen.job.statistics import JobStatistics
     from cbgen.recipe.load import recipe_from_mapping
 
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -4,7 +4,7 @@ import pytest
 
 from cbgen.engine.sampling.params import derive_seed
 from cbgen.errors import RowError, UsageError
-from cbgen.job.generation import GenerationSettings
+from cbgen.generation.resolve import GenerationSettings
 
 
 def settings(*, model=None, recipe=None, eos=(2,), run_seed=0, logprobs=None):

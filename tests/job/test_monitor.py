@@ -8,8 +8,8 @@ import pytest
 from cbgen.errors import OutputError, UsageError
 from cbgen.io.side_file import SideFile
 from cbgen.job import monitor as monitoring
-from cbgen.job.monitor import JobMonitor
-from cbgen.job.statistics import JobStatistics
+from cbgen.job.report.monitor import JobMonitor
+from cbgen.job.report.statistics import JobStatistics
 from cbgen.recipe.load import recipe_from_mapping
 
 

@@ -16,8 +16,8 @@ from benchmarks.peers.compare import Sitting, compare, installed
 from benchmarks.peers.config import ADAPTERS, Comparison, Peer, read_comparison
 from benchmarks.peers.measure import Circumstances, run_peer
 from benchmarks.peers.table import table
+from cbgen.bench.workloads import BenchRequest, Workload
 from cbgen.errors import UsageError
-from cbgen.job.workloads import BenchRequest, Workload
 from tests.helpers.sources import ROOT
 
 STUB = """

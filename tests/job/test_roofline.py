@@ -8,13 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cbgen.engine import native
-from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
-from cbgen.engine.model.facts import ModelFacts
-from cbgen.engine.model.fusing import fuse_decoder
-from cbgen.engine.model.linears import pack_linears
-from cbgen.job import roofline
-from cbgen.job.roofline import (
+from cbgen.bench import roofline
+from cbgen.bench.roofline import (
     LinearSizes,
     MachineRates,
     StepWork,
@@ -23,6 +18,11 @@ from cbgen.job.roofline import (
     measure_machine,
     roofline_seconds,
 )
+from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
+from cbgen.engine.cpu import native
+from cbgen.engine.cpu.fusing import fuse_decoder
+from cbgen.engine.cpu.linears import pack_linears
+from cbgen.engine.model.facts import ModelFacts
 from tests.helpers.models import random_model, tiny_config, tiny_model
 
 CPU = torch.device("cpu")

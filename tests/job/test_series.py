@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from cbgen.job.series import Series
-from cbgen.job.statistics import JobStatistics
+from cbgen.job.report.series import Series
+from cbgen.job.report.statistics import JobStatistics
 
 
 def ticked(ticks: int, most: int) -> list[int]:

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from cbgen.engine.events import StepStats
+from cbgen.job.report.statistics import JobStatistics
+from cbgen.job.report.stats import every_setting, package_versions, stats_object
 from cbgen.job.settings import Setting
-from cbgen.job.statistics import JobStatistics
-from cbgen.job.stats import every_setting, package_versions, stats_object
 from cbgen.recipe.load import recipe_from_mapping
 
 RECIPE = {

@@ -10,7 +10,7 @@ import pytest
 
 from cbgen.errors import UsageError
 from cbgen.job import trace as tracing
-from cbgen.job.trace import TraceFile
+from cbgen.job.report.trace import TraceFile
 from tests.helpers.engine import make_request, run_engine
 from tests.helpers.scripted import ScriptedModel, make_scripted_engine
 

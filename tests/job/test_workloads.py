@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from cbgen.bench.workloads import WORKLOAD_NAMES, find_workload, make_workload
 from cbgen.errors import UsageError
-from cbgen.job.workloads import WORKLOAD_NAMES, find_workload, make_workload
 
 VOCAB_SIZE = 1000
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cbgen.engine import native
-from cbgen.engine.native import Kernels
+from cbgen.engine.cpu import native
+from cbgen.engine.cpu.native import Kernels
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from cbgen.engine.attention.base import LayerAttention, LayerCache
 from cbgen.engine.attention.cpu import CpuBackend
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.cache.groups import AttentionSpan
-from cbgen.engine.native import Kernels
+from cbgen.engine.cpu.native import Kernels
 
 NO_BLOCK = 10**12
 FULL = AttentionSpan()

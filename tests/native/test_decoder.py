@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from cbgen.engine.model.decoder import FusedDecoder
-from cbgen.engine.model.fusing import fuse_decoder
-from cbgen.engine.model.linears import pack_linears
-from cbgen.engine.native import Kernels
-from cbgen.engine.native_decoder import PARTS
+from cbgen.engine.cpu.decoder import FusedDecoder
+from cbgen.engine.cpu.fusing import fuse_decoder
+from cbgen.engine.cpu.linears import pack_linears
+from cbgen.engine.cpu.native import Kernels
+from cbgen.engine.cpu.native_decoder import PARTS
 from tests.helpers.models import random_model, tiny_config, tiny_model
 from tests.helpers.stepping import Stepper
 

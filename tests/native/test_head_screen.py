@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from cbgen.engine.cpu.decoder import find_decoder
+from cbgen.engine.cpu.decoder_layers import ModelParts
+from cbgen.engine.cpu.fusing import fuse_decoder
+from cbgen.engine.cpu.linears import pack_linears
+from cbgen.engine.cpu.native import PANEL, Kernels
+from cbgen.engine.cpu.packed import PackedLinear, PackedWeight
+from cbgen.engine.cpu.screen import Screen, screen_bytes
 from cbgen.engine.model import screen as screens
-from cbgen.engine.model.decoder import find_decoder
-from cbgen.engine.model.decoder_layers import ModelParts
-from cbgen.engine.model.fusing import fuse_decoder
-from cbgen.engine.model.linears import pack_linears
-from cbgen.engine.model.packed import PackedLinear, PackedWeight
-from cbgen.engine.model.screen import Screen, screen_bytes
-from cbgen.engine.native import PANEL, Kernels
 from cbgen.engine.sampling.scores import Logits
 from tests.helpers.models import random_model, tiny_config, tiny_model
 

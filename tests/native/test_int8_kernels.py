@@ -10,10 +10,10 @@ import math
 import pytest
 import torch
 
-from cbgen.engine.model.arena import Arena
-from cbgen.engine.model.packed import PackedWeight
-from cbgen.engine.model.packed_check import check_packed
-from cbgen.engine.native import Kernels
+from cbgen.engine.cpu.arena import Arena
+from cbgen.engine.cpu.native import Kernels
+from cbgen.engine.cpu.packed import PackedWeight
+from cbgen.engine.cpu.packed_check import check_packed
 from cbgen.errors import EngineError
 
 ROTATION = 64

@@ -12,16 +12,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import cbgen
-from cbgen.engine import native
 from cbgen.engine.build import plan_engine
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
-from cbgen.engine.model import quantized
-from cbgen.engine.model.decoder import FusedDecoder
+from cbgen.engine.cpu import native, quantized
+from cbgen.engine.cpu.decoder import FusedDecoder
+from cbgen.engine.cpu.native import Kernels
+from cbgen.engine.cpu.packed import PackedLinear
+from cbgen.engine.cpu.quantized import quantize_for_cpu
 from cbgen.engine.model.load import load_model
-from cbgen.engine.model.packed import PackedLinear
 from cbgen.engine.model.probe import probe_model
-from cbgen.engine.model.quantized import quantize_for_cpu
-from cbgen.engine.native import Kernels
 from cbgen.errors import UsageError
 from tests.helpers.models import full_logits, random_model, tiny_config, tiny_model
 from tests.helpers.stepping import Stepper

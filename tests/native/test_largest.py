@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from cbgen.engine.native import Kernels
+from cbgen.engine.cpu.native import Kernels
 
 SIZES = (1, 3, 16, 63, 64, 65, 1023, 1024, 1025, 2048, 5000, 49_153)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cbgen.engine import native, native_decoder
-from cbgen.engine.model.packed import PackedWeight
+from cbgen.engine.cpu.packed import PackedWeight
 from cbgen.errors import UsageError
 
 

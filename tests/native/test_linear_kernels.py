@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cbgen.engine.model.packed import PackedWeight
-from cbgen.engine.native import Kernels
+from cbgen.engine.cpu.native import Kernels
+from cbgen.engine.cpu.packed import PackedWeight
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = (

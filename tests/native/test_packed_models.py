@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from transformers import Gemma3ForCausalLM, PreTrainedModel
 
-from cbgen.engine.model.linears import pack_linears, packed_bytes, unpack_linears
-from cbgen.engine.model.packed import (
+from cbgen.engine.cpu.linears import pack_linears, packed_bytes, unpack_linears
+from cbgen.engine.cpu.native import Kernels
+from cbgen.engine.cpu.packed import (
     FusedLinear,
     FusedProduct,
     PackedEmbedding,
@@ -18,7 +19,6 @@ from cbgen.engine.model.packed import (
     PackedWeight,
     Stash,
 )
-from cbgen.engine.native import Kernels
 from cbgen.errors import EngineError
 from tests.helpers.models import VOCAB_SIZE, random_model, tiny_config, tiny_model
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from cbgen.engine.sampling.params import MAX_SEED as ENGINE_MAX_SEED
-from cbgen.recipe.generation import FieldError, check_generation_fields
-from cbgen.recipe.generation_table import (
+from cbgen.generation.check import FieldError, check_generation_fields
+from cbgen.generation.fields import (
     GENERATION_FIELDS,
     LIBRARY_FIELDS,
     MAX_SEED,

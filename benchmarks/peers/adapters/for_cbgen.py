@@ -11,13 +11,13 @@ from itertools import count
 
 from job import Job, Request, perform
 
+from cbgen.bench.bench import Answers
 from cbgen.engine.build import attached_engine
-from cbgen.engine.manager.loop import EngineLoop
+from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.load import load_model
 from cbgen.engine.request import FinishReason
 from cbgen.engine.request import Request as EngineRequest
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.job.bench import Answers
 from cbgen.job.heap import frozen_heap
 from cbgen.recipe.load import recipe_from_mapping
 

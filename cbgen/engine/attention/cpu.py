@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from cbgen.engine import native
 from cbgen.engine.attention.base import AttentionCapabilities, LayerAttention, LayerCache
 from cbgen.engine.attention.metadata import AttentionMetadata
+from cbgen.engine.cpu import native
 from cbgen.errors import EngineError
 
 

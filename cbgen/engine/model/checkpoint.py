@@ -18,8 +18,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from cbgen.engine.model.linears import packable_weights
-from cbgen.engine.model.reference import HALVES, widen
+from cbgen.engine.cpu.linears import packable_weights
+from cbgen.engine.cpu.reference import HALVES, widen
 
 _WEIGHTS_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"

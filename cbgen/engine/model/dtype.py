@@ -18,12 +18,12 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from cbgen.engine import native
+from cbgen.engine.cpu import native
+from cbgen.engine.cpu.linears import packable_weights
+from cbgen.engine.cpu.native import Kernels
+from cbgen.engine.cpu.packed import PackedWeight
+from cbgen.engine.cpu.reference import HALVES
 from cbgen.engine.memory import free_ram
-from cbgen.engine.model.linears import packable_weights
-from cbgen.engine.model.packed import PackedWeight
-from cbgen.engine.model.reference import HALVES
-from cbgen.engine.native import Kernels
 
 _MOST_MEMORY = 0.6
 """Share of the free memory that the weights may take in float32; the rest is for the cache."""

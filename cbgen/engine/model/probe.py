@@ -17,10 +17,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from cbgen.engine.attention.base import LayerAttention
 from cbgen.engine.attention.context import PagedStep, forward_context, paged_step
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
+from cbgen.engine.cpu.decoder import find_decoder, held_screen_bytes
+from cbgen.engine.cpu.linears import packed_bytes
 from cbgen.engine.model.attach import attached
-from cbgen.engine.model.decoder import find_decoder, held_screen_bytes
 from cbgen.engine.model.facts import ModelFacts
-from cbgen.engine.model.linears import packed_bytes
 from cbgen.engine.sampling.scores import Logits, Scores
 from cbgen.errors import UsageError
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from cbgen.engine.native import kernels
+from cbgen.engine.cpu.native import kernels
 
 
 class Scores(Protocol):

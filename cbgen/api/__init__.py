@@ -1,1 +1,0 @@
-"""Python functions on a loaded model, in place of those of transformers."""

@@ -1,0 +1,1 @@
+"""Measuring the engine: workloads, times, and what the machine could do at best."""

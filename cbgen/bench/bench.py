@@ -1,0 +1,339 @@
+"""Runs a workload of token ids through the engine and measures it.
+
+The engine is the one that a job has: same loading, same plan, same thread. What is timed lies
+between the submission of all requests and the last answer; loading and one small request that warms
+everything up come before it, measuring the machine comes after it. Rows, text and the recipe's
+generation settings play no part: every request is greedy and ends at its length alone.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cbgen.bench.forward_parts import ForwardParts
+from cbgen.bench.roofline import (
+    LinearSizes,
+    MachineRates,
+    StepWork,
+    linear_sizes,
+    measure_machine,
+    roofline_seconds,
+)
+from cbgen.bench.workloads import Workload, WorkloadMaker
+from cbgen.engine.build import BuiltEngine, attached_engine
+from cbgen.engine.events import StepStats, StepTimes
+from cbgen.engine.loop import EngineLoop
+from cbgen.engine.model.facts import ModelFacts
+from cbgen.engine.model.load import load_model
+from cbgen.engine.request import FinishReason, GenerationOutput, Request
+from cbgen.engine.sampling.params import SamplingParams
+from cbgen.errors import EngineError, UsageError
+from cbgen.job.heap import frozen_heap
+from cbgen.recipe.schema import Recipe
+
+_WARM_UP_TOKENS = 4
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """What was measured.
+
+    Attributes:
+        summary: the JSON object that `cbgen bench` prints.
+        outputs: generated token ids of each request, in the order of the workload.
+    """
+
+    summary: dict[str, Any]
+    outputs: list[list[int]]
+
+
+class StepRecorder:
+    """An engine observer that keeps what each step took and ran; called on the engine's thread.
+
+    Attributes:
+        schedule_s: seconds of all steps, as are `execute_s` and `update_s`.
+        steps: what each step ran.
+    """
+
+    def __init__(self) -> None:
+        self.watch(())
+
+    def watch(self, requests: Sequence[Request]) -> None:
+        """Begin anew with these requests, before they are submitted."""
+        self.schedule_s = self.execute_s = self.update_s = 0.0
+        self.steps: list[StepWork] = []
+        self._unfinished = {request.request_id: request for request in requests}
+        self._num_computed = dict.fromkeys(self._unfinished, 0)
+        self._num_generated = 0
+        self._num_ended_generated = 0
+
+    def admitted(self, row: int, request_id: str, num_tokens: int) -> None:
+        """Take what the cache has of the request as computed."""
+        request = self._unfinished.get(request_id)
+        if request is not None:
+            self._num_computed[request_id] = request.num_known_tokens - num_tokens
+
+    def decoding(self, row: int) -> None:
+        """Do nothing."""
+
+    def preempted(self, row: int, num_computed_tokens: int) -> None:
+        """Do nothing: `admitted` tells what is left of it."""
+
+    def ended(self, row: int, reason: str, num_generated_tokens: int) -> None:
+        """Do nothing."""
+
+    def stepped(self, times: StepTimes) -> None:
+        """Add up the times and see how far each request has come."""
+        self.schedule_s += times.scheduled - times.started
+        self.execute_s += times.executed - times.scheduled
+        self.update_s += times.updated - times.executed
+        spans = []
+        num_generated = self._num_ended_generated
+        for request_id, request in list(self._unfinished.items()):
+            num_generated += len(request.generated_tokens)
+            start, end = self._num_computed[request_id], request.num_computed_tokens
+            if request.is_finished:
+                end = request.num_known_tokens - 1  # the last token is drawn and not run
+                del self._unfinished[request_id]
+                self._num_ended_generated += len(request.generated_tokens)
+            if end > start:
+                spans.append((start, end))
+                self._num_computed[request_id] = end
+        num_logits, self._num_generated = num_generated - self._num_generated, num_generated
+        self.steps.append(StepWork(tuple(spans), num_logits))
+
+
+class Answers:
+    """The sink of the engine: hands outputs to the thread that waits for them."""
+
+    def __init__(self) -> None:
+        self._arrived: queue.SimpleQueue[GenerationOutput | EngineError] = queue.SimpleQueue()
+
+    def put(self, outputs: Sequence[GenerationOutput]) -> None:
+        """Take requests that have ended."""
+        for output in outputs:
+            self._arrived.put(output)
+
+    def fail(self, error: EngineError) -> None:
+        """Learn that the engine has died."""
+        self._arrived.put(error)
+
+    def wait(self) -> GenerationOutput:
+        """Return the next output.
+
+        Raises:
+            EngineError: the engine has died.
+        """
+        arrived = self._arrived.get()
+        if isinstance(arrived, EngineError):
+            raise arrived
+        return arrived
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A run, as the clocks and counters saw it."""
+
+    seconds: float
+    other_cpu_s: float | None
+    stats: StepStats
+    forward_s: dict[str, float]
+    outputs: list[list[int]]
+
+
+def run_bench(
+    recipe: Recipe, make_workload: WorkloadMaker, *, on_running: Callable[[], None] = lambda: None
+) -> BenchResult:
+    """Load the recipe's model, run a workload through its engine, and measure the machine.
+
+    Args:
+        recipe: the checked recipe; `model` and `continuous_batching_config` count.
+        make_workload: gives the workload for the model's vocabulary.
+        on_running: called once, when the model is loaded and the run begins.
+
+    Raises:
+        UsageError: model or settings are wrong, or the workload does not fit the engine.
+        EngineError: the engine failed.
+    """
+    started = time.perf_counter()
+    loaded = load_model(recipe.model)
+    recorder = StepRecorder()
+    with attached_engine(
+        loaded.model, recipe.continuous_batching, recipe.model.attn_implementation, recorder
+    ) as built:
+        load_seconds = time.perf_counter() - started
+        workload = make_workload(built.facts.vocab_size)
+        _refuse_what_does_not_fit(workload, built)
+        on_running()
+        forward_parts = ForwardParts(loaded.model)
+        with forward_parts.watching():
+            timed = _run(built, recorder, workload, forward_parts)
+    peak_bytes = _peak_bytes(built.facts.device)
+    sizes = linear_sizes(loaded.model)
+    rates = measure_machine(built.facts.device, built.facts.dtype)
+    summary = {
+        **_results(workload, timed, load_seconds),
+        "roofline_seconds": _roofline(recorder.steps, sizes, built.facts, rates),
+        "peak_memory_mb": round(peak_bytes / _MIB, 1),
+        "parts": _parts(recorder, timed),
+        "forward": {f"{name}_seconds": round(s, 4) for name, s in timed.forward_s.items()},
+        "machine": _machine(built, rates, timed),
+    }
+    return BenchResult(summary, timed.outputs)
+
+
+def _refuse_what_does_not_fit(workload: Workload, built: BuiltEngine) -> None:
+    room = min(built.plan.max_context, built.plan.cache_tokens)
+    if workload.longest > room:
+        raise UsageError(
+            f"workload {workload.name} has a request of {workload.longest} tokens, prompt and "
+            f"answer together, and the engine has room for {room}: take another workload, or a "
+            "model with a longer context or a larger cache"
+        )
+
+
+def _run(
+    built: BuiltEngine, recorder: StepRecorder, workload: Workload, forward_parts: ForwardParts
+) -> _Timed:
+    answers = Answers()
+    loop = EngineLoop(built.engine, answers)
+    loop.start()
+    try:
+        with frozen_heap():
+            loop.submit([_request("warm-up", [0] * _WARM_UP_TOKENS, _WARM_UP_TOKENS)])
+            answers.wait()
+            loop.pause()
+            loop.resume()  # from a pause on, cached prefixes are forgotten
+            before = loop.stats()
+            requests = [
+                _request(str(index), item.prompt, item.max_new_tokens)
+                for index, item in enumerate(workload.requests)
+            ]
+            recorder.watch(requests)
+            forward_parts.begin()
+            cpu_before = _other_cpu_seconds()
+            started = time.perf_counter()
+            loop.submit(requests)
+            outputs = {(output := answers.wait()).request_id: output for _ in requests}
+            seconds = time.perf_counter() - started
+            cpu_after = _other_cpu_seconds()
+    finally:
+        loop.stop(hard_stop=True)
+    after = loop.stats()
+    if cpu_before is None or cpu_after is None:
+        other_cpu_s = None
+    else:
+        other_cpu_s = max(0.0, cpu_after - cpu_before)
+    return _Timed(
+        seconds,
+        other_cpu_s,
+        StepStats(
+            num_steps=after.num_steps - before.num_steps,
+            num_computed_tokens=after.num_computed_tokens - before.num_computed_tokens,
+            num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
+            num_recomputed_tokens=after.num_recomputed_tokens - before.num_recomputed_tokens,
+            num_preemptions=after.num_preemptions - before.num_preemptions,
+        ),
+        forward_parts.seconds(),
+        [_checked(outputs[request.request_id], workload.name) for request in requests],
+    )
+
+
+def _request(request_id: str, prompt: Sequence[int], max_new_tokens: int) -> Request:
+    return Request(request_id, prompt, SamplingParams(max_new_tokens=max_new_tokens))
+
+
+def _checked(output: GenerationOutput, workload: str) -> list[int]:
+    """Return the tokens of an output that ended at its length."""
+    if output.finish_reason is not FinishReason.LENGTH:
+        raise EngineError(
+            f"request {output.request_id} of workload {workload} ended with "
+            f"{output.finish_reason}: {output.error}"
+        )
+    return output.generated_tokens
+
+
+def _results(workload: Workload, timed: _Timed, load_seconds: float) -> dict[str, Any]:
+    num_output = sum(map(len, timed.outputs))
+    num_prompt = workload.num_prompt_tokens
+    return {
+        "workload": workload.name,
+        "requests": len(workload.requests),
+        "seconds": round(timed.seconds, 4),
+        "load_seconds": round(load_seconds, 4),
+        "prompt_tokens": num_prompt,
+        "output_tokens": num_output,
+        "output_tokens_per_s": round(num_output / timed.seconds, 2),
+        "total_tokens_per_s": round((num_prompt + num_output) / timed.seconds, 2),
+    }
+
+
+def _roofline(
+    steps: Sequence[StepWork], sizes: LinearSizes | None, facts: ModelFacts, rates: MachineRates
+) -> float | None:
+    return None if sizes is None else round(roofline_seconds(steps, sizes, facts, rates), 4)
+
+
+def _parts(recorder: StepRecorder, timed: _Timed) -> dict[str, float]:
+    """Return where the seconds went, which add up to all of them, and what was run."""
+    parts = {
+        "schedule_seconds": recorder.schedule_s,
+        "execute_seconds": recorder.execute_s,
+        "update_seconds": recorder.update_s,
+    }
+    parts["rest_seconds"] = timed.seconds - sum(parts.values())
+    return {
+        **{name: round(value, 4) for name, value in parts.items()},
+        "steps": timed.stats.num_steps,
+        "run_tokens": timed.stats.num_computed_tokens,
+        "cached_tokens": timed.stats.num_cached_tokens,
+        "recomputed_tokens": timed.stats.num_recomputed_tokens,
+        "preemptions": timed.stats.num_preemptions,
+    }
+
+
+def _machine(built: BuiltEngine, rates: MachineRates, timed: _Timed) -> dict[str, Any]:
+    other = timed.other_cpu_s
+    return {
+        "device": str(built.facts.device),
+        "dtype": str(built.facts.dtype).removeprefix("torch."),
+        "attn_implementation": built.plan.attn_implementation,
+        "threads": torch.get_num_threads(),
+        "gflop_per_s": round(rates.flop_per_s / 1e9, 1),
+        "gb_per_s": round(rates.bytes_per_s / 1e9, 1),
+        "other_cpu_seconds": None if other is None else round(other, 2),
+    }
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Return the most memory that was in use: of a GPU by torch, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(peak) * 1024
+
+
+def _other_cpu_seconds() -> float | None:
+    """Return the CPU time of all other processes so far; None where the system does not tell."""
+    try:
+        first = Path("/proc/stat").read_text().split("\n", 1)[0]
+    except OSError:
+        return None
+    user, nice, system, _idle, _wait, irq, softirq = map(int, first.split()[1:8])
+    own = os.times()
+    all_s = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    return all_s - (own.user + own.system + own.children_user + own.children_system)

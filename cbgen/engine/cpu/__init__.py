@@ -1,0 +1,1 @@
+"""The own kernels of the CPU path: packed weights, fused decoder layers, and their library."""

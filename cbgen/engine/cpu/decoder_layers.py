@@ -1,0 +1,222 @@
+"""Recognizes Llama-like models and describes their decoder layers to the C++ kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from cbgen.engine.cpu.native import PANEL
+from cbgen.engine.cpu.native_decoder import Decoder, DecoderLayer, Product
+from cbgen.engine.cpu.packed import FusedLinear, PackedLinear, num_panels
+
+_PREFIXES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "smollm3": "SmolLM3",
+}
+"""Names of transformers' modules -> how their classes begin.
+
+These models are an embedding, a rotary embedding of the positions, layers, a norm and a head. Their
+layers are: norm, attention, norm, gated feed-forward with SiLU; each half is added to what came
+in."""
+
+_SILU = ("SiLU", "SiLUActivation")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What a model consists of, in the order in which it is computed."""
+
+    embedding: nn.Module
+    rotary: nn.Module
+    """(hidden states, position ids [1, T]) -> cos and sin, [1, T, head size]."""
+    layers: nn.ModuleList
+    norm: nn.Module
+    head: nn.Module
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderDescription:
+    """Decoder layers as the library takes them; the modules keep the memory that it points to."""
+
+    decoder: Decoder
+    layers: ctypes.Array[DecoderLayer]
+    layer_indices: tuple[int, ...]
+
+
+def find_parts(model: PreTrainedModel) -> ModelParts | None:
+    """Return the parts of a model whose layers the kernels can run; None if they cannot.
+
+    Every module is recognized by its very class, and every linear layer must be a packed one.
+    """
+    found: Any = model
+    own = _OwnClasses.of(model)
+    if own is None:
+        return None
+    owner = found.model
+    parts = ModelParts(
+        owner.embed_tokens, owner.rotary_emb, owner.layers, owner.norm, found.lm_head
+    )
+    layers: list[Any] = list(parts.layers)
+    is_known = (
+        bool(layers)
+        and all(_is_known(layer, own) for layer in layers)
+        and own.has(parts.rotary, "RotaryEmbedding")
+        and _are_norms([owner.norm, layers[0].input_layernorm], own)
+        and len({_geometry(layer) for layer in layers}) == 1
+    )
+    return parts if is_known else None
+
+
+def is_known(model: PreTrainedModel) -> bool:
+    """Return whether a model is one of those that `find_parts` finds, as far as its class tells."""
+    return _OwnClasses.of(model) is not None
+
+
+def describe(parts: ModelParts) -> DecoderDescription:
+    """Describe what `find_parts` has found; caches and groups of the layers are still to be set."""
+    layers = parts.layers
+    described = (DecoderLayer * len(layers))()
+    for layer, place in zip(layers, described, strict=True):
+        _describe_layer(layer, place)
+    first: Any = layers[0]
+    attention, mlp = first.self_attn, first.mlp
+    query, key, value = _offsets([attention.q_proj, attention.k_proj, attention.v_proj])
+    head_dim = int(attention.head_dim)
+    decoder = Decoder(
+        layers=described,
+        num_layers=len(layers),
+        last_norm=parts.norm.get_parameter("weight").data_ptr(),
+        hidden_size=attention.o_proj.packed.columns,
+        heads=attention.q_proj.packed.columns // head_dim,
+        kv_heads=attention.k_proj.packed.columns // head_dim,
+        head_dim=head_dim,
+        query_offset=query,
+        key_offset=key,
+        value_offset=value,
+        heads_width=value + attention.v_proj.packed.columns,
+        intermediate_size=mlp.down_proj.packed.depth,
+        epsilon=first.input_layernorm.variance_epsilon,
+    )
+    return DecoderDescription(decoder, described, layer_indices(layers))
+
+
+def layer_indices(layers: nn.ModuleList) -> tuple[int, ...]:
+    """Return the numbers by which the attention of these layers calls itself."""
+    found: Any = layers
+    return tuple(int(layer.self_attn.layer_idx) for layer in found)
+
+
+def _describe_layer(layer: Any, place: DecoderLayer) -> None:  # noqa: ANN401  a model's own class
+    attention, mlp = layer.self_attn, layer.mlp
+    place.attention_norm = layer.input_layernorm.weight.data_ptr()
+    place.mlp_norm = layer.post_attention_layernorm.weight.data_ptr()
+    if hasattr(attention, "q_norm"):
+        place.query_norm = attention.q_norm.weight.data_ptr()
+        place.key_norm = attention.k_norm.weight.data_ptr()
+    place.query_key_value = _product([attention.q_proj, attention.k_proj, attention.v_proj])
+    place.output = _product([attention.o_proj])
+    place.gate = mlp.gate_proj.packed.argument(mlp.gate_proj.bias)
+    place.up = mlp.up_proj.packed.argument(mlp.up_proj.bias)
+    place.down = _product([mlp.down_proj])
+    place.rotary_dim = attention.head_dim if getattr(attention, "use_rope", True) else 0
+    place.scaling = attention.scaling
+
+
+def _product(linears: Sequence[PackedLinear]) -> Product:
+    """Return linear layers of one input as one product, packed together or not."""
+    product = Product()
+    whole = linears[0].product if isinstance(linears[0], FusedLinear) else None
+    if whole is not None:
+        product.count = 1
+        product.parts[0] = whole.packed.argument(whole.bias)
+        return product
+    product.count = len(linears)
+    for index, (linear, offset) in enumerate(zip(linears, _offsets(linears), strict=True)):
+        product.offsets[index] = offset
+        product.parts[index] = linear.packed.argument(linear.bias)
+    return product
+
+
+def _offsets(linears: Sequence[PackedLinear]) -> list[int]:
+    """Return the first column of each layer's output, side by side: as a fused product has them."""
+    offsets = [0]
+    for linear in linears[:-1]:
+        offsets.append(offsets[-1] + num_panels(linear.packed.columns) * PANEL)
+    return offsets
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnClasses:
+    """The classes of one of transformers' modules."""
+
+    home: str
+    prefix: str
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> _OwnClasses | None:
+        """Return those that a model is made of, if it is of a module that is known."""
+        home = type(model).__module__
+        name = home.rpartition(".")[2].removeprefix("modeling_")
+        prefix = _PREFIXES.get(name)
+        if prefix is None or home != f"transformers.models.{name}.modeling_{name}":
+            return None
+        own = cls(home, prefix)
+        is_whole = own.has(model, "ForCausalLM") and own.has(model.model, "Model")
+        return own if is_whole else None
+
+    def has(self, module: object, kind: str) -> bool:
+        """Return whether the class of a module is the one of that kind."""
+        found = type(module)
+        return found.__module__ == self.home and found.__name__ == self.prefix + kind
+
+
+def _is_known(layer: Any, own: _OwnClasses) -> bool:  # noqa: ANN401  a model's own class
+    if not (
+        own.has(layer, "DecoderLayer")
+        and own.has(layer.self_attn, "Attention")
+        and own.has(layer.mlp, "MLP")
+    ):
+        return False
+    attention = layer.self_attn
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    if hasattr(attention, "q_norm"):
+        norms += [attention.q_norm, attention.k_norm]
+    return (
+        _are_norms(norms, own)
+        and all(isinstance(linear, PackedLinear) for linear in _linears(layer))
+        and layer.mlp.gate_proj.packed.is_rounded == layer.mlp.up_proj.packed.is_rounded
+        and type(layer.mlp.act_fn).__name__ in _SILU
+    )
+
+
+def _are_norms(norms: Sequence[Any], own: _OwnClasses) -> bool:
+    """Return whether these are the model's norms, of one epsilon, in float32."""
+    return all(own.has(norm, "RMSNorm") and _is_plain(norm.weight) for norm in norms) and (
+        len({norm.variance_epsilon for norm in norms}) == 1
+    )
+
+
+def _is_plain(weight: torch.Tensor) -> bool:
+    return weight.dtype == torch.float32 and weight.is_contiguous() and weight.device.type == "cpu"
+
+
+def _geometry(layer: Any) -> tuple[int | float, ...]:  # noqa: ANN401  a model's own class
+    sizes = [size for each in _linears(layer) for size in (each.packed.columns, each.packed.depth)]
+    return (layer.self_attn.head_dim, layer.input_layernorm.variance_epsilon, *sizes)
+
+
+def _linears(layer: Any) -> list[Any]:  # noqa: ANN401  a model's own class
+    attention, mlp = layer.self_attn, layer.mlp
+    return [
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+    ]

@@ -1,0 +1,277 @@
+"""Puts packed linear layers and embeddings into a model that cbgen has loaded itself, and back.
+
+What is swapped is recognized exactly: an `nn.Linear` or a `Conv1D` of transformers, no subclass, on
+the CPU, without hooks; the input embedding where it is plain or only scales. Everything else is
+left alone. Layers that read one input (q/k/v, gate/up) become one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from cbgen.engine.cpu.arena import Arena, give_back
+from cbgen.engine.cpu.native import FORMATS, Kernels
+from cbgen.engine.cpu.packed import (
+    FusedLinear,
+    FusedProduct,
+    PackedEmbedding,
+    PackedLinear,
+    PackedModule,
+    PackedWeight,
+    Stash,
+)
+from cbgen.engine.cpu.packed_check import check_packed
+
+_FUSED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one module that are called in this order with one input, if the module has them all."""
+
+_LINEARS = (nn.Linear, Conv1D)
+_SCALED_EMBEDDING = "ScaledWordEmbedding"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_MARKER = "cbgen_marker"
+"""An empty parameter: transformers reads dtype and device of a model from its first one, and some
+models have none but packed ones."""
+
+_CHECKED_IDS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PackingReport:
+    """What was packed."""
+
+    num_linears: int
+    num_fused: int
+    """Of them, those that are computed together with others."""
+    packed_bytes: int
+
+
+def pack_linears(
+    model: PreTrainedModel,
+    kernels: Kernels,
+    dtype: torch.dtype = torch.float32,
+    rounded: Collection[str] = (),
+) -> PackingReport:
+    """Pack the linear layers and the input embedding of a model, one after the other.
+
+    A weight is freed as soon as its packed form stands, so the memory of the model never grows by
+    more than its largest weight.
+
+    Args:
+        model: a model of cbgen's own, on the CPU; weights in any floating dtype.
+        kernels: the library.
+        dtype: of the activations; the dtype that the packed layers claim for their weights.
+        rounded: names of the weights that become int8; the others keep every value.
+
+    Raises:
+        EngineError: a packed layer does not compute what the original did.
+    """
+    packer = _Packer(model, kernels, dtype, rounded)
+    embedding = model.get_input_embeddings()
+    for parent in list(model.modules()):
+        for names in _FUSED_NAMES:
+            packer.fuse([getattr(parent, name, None) for name in names])
+    for module in list(model.modules()):
+        if _is_plain_linear(module) or (module is embedding and _is_plain_embedding(module)):
+            packer.swap(module)
+    if next(model.parameters(), None) is None:
+        marker = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
+        model.register_parameter(_MARKER, marker)
+    give_back()
+    return packer.report()
+
+
+def unpack_linears(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> None:
+    """Put the original modules back, with their weights in `dtype`; weights stay tied."""
+    model._parameters.pop(_MARKER, None)
+    parameters: dict[int, nn.Parameter] = {}
+    places = _places(model)
+    for module in [module for module in model.modules() if isinstance(module, PackedModule)]:
+        original = module.original
+        key = id(module.packed)
+        if key not in parameters:
+            weight = module.packed.unpack(dtype)
+            if isinstance(original, Conv1D):
+                weight = weight.t().contiguous()
+            parameters[key] = nn.Parameter(weight, requires_grad=False)
+        original.weight = parameters[key]
+        for parent, name in places[id(module)]:
+            setattr(parent, name, original)
+
+
+def packable_weights(model: PreTrainedModel) -> list[str]:
+    """Return the names of the weights that `pack_linears` packs, as far as their classes tell.
+
+    The weights may be on the meta device.
+    """
+    embedding = model.get_input_embeddings()
+    return [
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if type(module) in _LINEARS or (module is embedding and _is_known_embedding(module))
+    ]
+
+
+def is_packable(module: nn.Module) -> bool:
+    """Whether a module is one that `pack_linears` knows, and on the CPU."""
+    return _is_plain_linear(module) or _is_plain_embedding(module)
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """Return the memory of all packed weights of a model, shared ones once."""
+    weights = [module.packed for module in model.modules() if isinstance(module, PackedModule)]
+    return sum({weight.panels.data_ptr(): weight.num_bytes for weight in weights}.values())
+
+
+class _Packer:
+    """Owns what is known of a model while it is packed: where modules are, who shares weights."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        rounded: Collection[str],
+    ) -> None:
+        self._kernels = kernels
+        self._dtype = dtype
+        self._rounded = {id(model.get_parameter(name)) for name in rounded}
+        self._arena = Arena()
+        self._stash = Stash()
+        self._replaced: set[int] = set()
+        self._places = _places(model)
+        self._users: dict[int, list[nn.Module]] = {}
+        for module in model.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._users.setdefault(id(parameter), []).append(module)
+        self._num_linears = 0
+        self._num_fused = 0
+        self._bytes = 0
+
+    def report(self) -> PackingReport:
+        return PackingReport(self._num_linears, self._num_fused, self._bytes)
+
+    def swap(self, module: nn.Module) -> None:
+        """Pack a weight and swap all modules that use it; none if one of them is not known."""
+        if id(module) in self._replaced:
+            return  # together with another module of the same weight
+        users = self._users[id(module.get_parameter("weight"))]
+        if not all(_is_plain_linear(user) or _is_plain_embedding(user) for user in users):
+            return
+        matrix = _matrix(module)
+        if any(_matrix(user).shape != matrix.shape for user in users):
+            return
+        packed = PackedWeight.pack(matrix, self._kernels, self._packed_dtype(module), self._arena)
+        check_packed(matrix, packed)
+        self._bytes += packed.num_bytes
+        for user in users:
+            if isinstance(user, nn.Embedding):
+                self._replace(user, PackedEmbedding(packed, user, self._dtype))
+            else:
+                self._replace(user, PackedLinear(packed, user, self._dtype))
+                self._num_linears += 1
+
+    def fuse(self, modules: Sequence[nn.Module | None]) -> None:
+        """Pack layers side by side, if all are there, alike and used once."""
+        layers = [module for module in modules if module is not None and self._is_single(module)]
+        if len(layers) != len(modules):
+            return
+        matrices = [_matrix(layer) for layer in layers]
+        dtypes = {self._packed_dtype(layer) for layer in layers}
+        if len(dtypes) > 1 or len({matrix.shape[1] for matrix in matrices}) > 1:
+            return
+        whole, all_packed = PackedWeight.pack_side_by_side(
+            matrices, self._kernels, dtypes.pop(), self._arena
+        )
+        parts = []
+        for layer, matrix, packed in zip(layers, matrices, all_packed, strict=True):
+            check_packed(matrix, packed)
+            parts.append(FusedLinear(packed, layer, self._dtype))
+            self._replace(layer, parts[-1])
+        product = FusedProduct(whole, parts, self._stash)
+        for index, part in enumerate(parts):
+            part.join(product, index)
+        self._num_linears += len(parts)
+        self._num_fused += len(parts)
+        self._bytes += whole.num_bytes
+
+    def _packed_dtype(self, module: nn.Module) -> torch.dtype:
+        if id(module.get_parameter("weight")) in self._rounded:
+            return torch.int8
+        return self._kernels.exact_dtype(_matrix(module))
+
+    def _is_single(self, module: nn.Module) -> bool:
+        return (
+            _is_plain_linear(module)
+            and len(self._users[id(module.get_parameter("weight"))]) == 1
+            and len(self._places[id(module)]) == 1
+        )
+
+    def _replace(self, old: nn.Module, new: nn.Module) -> None:
+        self._replaced.add(id(old))
+        for parent, name in self._places[id(old)]:
+            setattr(parent, name, new)
+
+
+def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Return the parents of every module, and its names there."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is not None:
+                places.setdefault(id(child), []).append((parent, name))
+    return places
+
+
+def _matrix(module: nn.Module) -> torch.Tensor:
+    """Return the weight of a linear layer or an embedding as [columns, depth]."""
+    weight = module.get_parameter("weight").detach()
+    return weight.t() if isinstance(module, Conv1D) else weight
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    return type(module) in _LINEARS and _is_plain(module)
+
+
+def _is_known_embedding(module: nn.Module) -> bool:
+    return type(module) is nn.Embedding or (
+        isinstance(module, nn.Embedding) and type(module).__name__.endswith(_SCALED_EMBEDDING)
+    )
+
+
+def _is_plain_embedding(module: nn.Module) -> bool:
+    """Whether it looks rows up, or multiplies them with a number as the Gemmas do."""
+    if not isinstance(module, nn.Embedding) or not _is_known_embedding(module):
+        return False
+    if not _is_plain(module) or module.max_norm is not None:
+        return False
+    if type(module) is nn.Embedding:
+        return True
+    scale = getattr(module, "embed_scale", None)
+    if not isinstance(scale, torch.Tensor):
+        return False
+    token_ids = torch.arange(min(_CHECKED_IDS, module.num_embeddings))
+    weight = module.weight.detach()
+    looked_up: torch.Tensor = module(token_ids).detach()
+    return torch.equal(looked_up, weight[token_ids] * scale.to(weight.dtype))
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether nothing but the class decides what the module computes, and it is on the CPU."""
+    weight = getattr(module, "weight", None)
+    return (
+        type(weight) is nn.Parameter
+        and weight.device.type == "cpu"
+        and weight.dtype in FORMATS
+        and weight.dim() == 2
+        and weight.numel() > 0
+        and not any(getattr(module, name) for name in _HOOKS)
+        and "forward" not in vars(module)
+    )

@@ -1,1 +1,0 @@
-"""The engine's thread and what callers see of it."""

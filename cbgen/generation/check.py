@@ -1,0 +1,118 @@
+"""Check the fields of a generation config, whoever gave them: recipe, row or model.
+
+Messages name the field and the value, never the place: the caller knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cbgen.errors import UsageError
+from cbgen.generation.fields import (
+    GENERATION_FIELDS,
+    INTERNAL_FIELDS,
+    GenerationField,
+    Support,
+)
+from cbgen.values import Plain, convert, nearest_name, show
+
+
+class FieldError(UsageError):
+    """One field of a generation config is wrong.
+
+    Attributes:
+        field: its name.
+        message: what is wrong; begins with the name and holds the value.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+def check_generation_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are set (null is unset), each in its own type.
+
+    Fields at a neutral value stay in the result, so that they can override those of a model.
+
+    Raises:
+        FieldError: a field is unknown, of a wrong type, out of range or not supported in this
+            version, or contradicts another one.
+    """
+    checked = {}
+    for name, value in values.items():
+        if name in INTERNAL_FIELDS:
+            continue
+        field = GENERATION_FIELDS.get(name)
+        if field is None:
+            raise FieldError(name, _unknown(name, value))
+        if value is not None:
+            checked[name] = _check_field(field, value)
+    _check_agreement(checked)
+    return checked
+
+
+def greedy_samples(count: int) -> FieldError:
+    """Return the error of several samples without sampling; transformers refuses them too."""
+    return FieldError(
+        "num_return_sequences",
+        f"num_return_sequences = {count} asks for different answers, and greedy decoding has only "
+        "one; set a temperature above 0 or do_sample: true, or num_return_sequences: 1",
+    )
+
+
+def _unknown(name: str, value: Plain) -> str:
+    nearest = nearest_name(name, GENERATION_FIELDS)
+    hint = "" if nearest is None else f"; did you mean {nearest}?"
+    return f"{name or 'an empty name'} is not a known field (value {show(value)}){hint}"
+
+
+def _check_field(field: GenerationField, value: Plain) -> Plain:
+    if field.support is Support.REFUSED:
+        raise FieldError(
+            field.name, f"{field.name} = {show(value)} is not supported yet; remove it"
+        )
+    try:
+        typed = convert(value, field.type)
+    except ValueError as error:
+        raise FieldError(field.name, f"{field.name}: {error}") from error
+    if field.support is Support.NEUTRAL and typed not in field.neutral:
+        accepted = " or ".join(show(item) for item in (*field.neutral, None))
+        raise FieldError(
+            field.name,
+            f"{field.name} = {show(value)} is not supported yet; remove it (accepted: {accepted})",
+        )
+    for number in typed if isinstance(typed, list) else [typed]:
+        if not _in_range(field, number):
+            raise FieldError(
+                field.name, f"{field.name} must be {range_words(field)}, got {show(value)}"
+            )
+    return typed
+
+
+def _in_range(field: GenerationField, number: Plain) -> bool:
+    return (
+        (field.at_least is None or number >= field.at_least)
+        and (field.above is None or number > field.above)
+        and (field.at_most is None or number <= field.at_most)
+    )
+
+
+def range_words(field: GenerationField) -> str:
+    """Return the words for a range, such as `above 0 and at most 1`; empty where there is none."""
+    limits = (("at least", field.at_least), ("above", field.above), ("at most", field.at_most))
+    return " and ".join(f"{words} {limit}" for words, limit in limits if limit is not None)
+
+
+def _check_agreement(values: Mapping[str, Any]) -> None:
+    temperature = values.get("temperature")
+    if values.get("do_sample") is False and temperature not in (None, 0, 1):
+        raise FieldError(
+            "do_sample",
+            f"do_sample = false contradicts temperature = {show(temperature)}; remove one",
+        )
+    count = values.get("num_return_sequences", 1)
+    if count > 1 and (values.get("do_sample") is False or temperature == 0):
+        raise greedy_samples(count)

@@ -1,0 +1,1 @@
+"""What a run tells about itself: statistics, metrics and the trace."""

@@ -1,0 +1,124 @@
+"""Watches a job from a thread of its own and keeps the files about it current.
+
+A file that cannot be written any more is said once, and the job goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cbgen.errors import OutputError
+from cbgen.io.encode import encode_row
+from cbgen.io.side_file import SideFile
+from cbgen.job.report.metrics import metrics_text
+from cbgen.job.report.series import Series
+from cbgen.job.report.statistics import JobStatistics
+from cbgen.job.report.stats import every_setting, package_versions, stats_object
+from cbgen.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from cbgen.job.settings import Setting  # its module loads torch
+
+logger = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+_METRICS_SECONDS = 5.0
+_STATS_SECONDS = 10.0
+
+
+class JobMonitor:
+    """Keeps the files of `--stats` and `--metrics`; either may be missing.
+
+    Args:
+        statistics: of the job.
+        recipe: whose settings the statistics list.
+        output: path of the rows.
+        version: of cbgen.
+        stats_path: file for `--stats`.
+        metrics_path: file for `--metrics`.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        statistics: JobStatistics,
+        recipe: Recipe,
+        *,
+        output: str,
+        version: str,
+        stats_path: str | None = None,
+        metrics_path: str | None = None,
+    ) -> None:
+        self._statistics = statistics
+        self._recipe = recipe
+        self._output = output
+        self._stats = None if stats_path is None else SideFile(stats_path, "--stats")
+        self._metrics = None if metrics_path is None else SideFile(metrics_path, "--metrics")
+        self._settings = every_setting(recipe, ())
+        self._versions = package_versions(version)
+        self._series = Series()
+        self._failed: set[SideFile] = set()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cbgen-monitor", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        if self._stats is not None or self._metrics is not None:
+            self._thread.start()
+
+    def take_settings(self, effective: Sequence[Setting]) -> None:
+        """Learn what was decided once the model was loaded."""
+        self._settings = every_setting(self._recipe, effective)
+
+    def finish(self, exit_code: int) -> None:
+        """End watching and write the files a last time."""
+        self._ends.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._write_stats(exit_code)
+        self._write_metrics(exit_code)
+
+    def _watch(self) -> None:
+        stats_due = metrics_due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if self._statistics.run_started is not None:
+                self._series.tick(self._statistics)
+            if now >= stats_due:
+                self._write_stats(None)
+                stats_due = now + _STATS_SECONDS
+            if now >= metrics_due:
+                self._write_metrics(None)
+                metrics_due = now + _METRICS_SECONDS
+            if self._ends.wait(_TICK_SECONDS):
+                return
+
+    def _write_stats(self, exit_code: int | None) -> None:
+        if self._stats is not None:
+            content = stats_object(
+                self._statistics,
+                exit_code=exit_code,
+                series=self._series.with_last(self._statistics),
+                settings=self._settings,
+                versions=self._versions,
+            )
+            self._replace(self._stats, encode_row(content))
+
+    def _write_metrics(self, exit_code: int | None) -> None:
+        if self._metrics is not None:
+            text = metrics_text(self._statistics, self._output, exit_code)
+            self._replace(self._metrics, text.encode("utf-8", "backslashreplace"))
+
+    def _replace(self, file: SideFile, content: bytes) -> None:
+        try:
+            file.replace(content)
+        except OutputError as error:
+            if file not in self._failed:
+                logger.warning("%s; the run goes on", error)
+            self._failed.add(file)

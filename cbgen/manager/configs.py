@@ -1,0 +1,161 @@
+"""What callers may give for configs and hints, cbgen's own objects or transformers', as cbgen's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeAlias, get_type_hints
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import ContinuousBatchingConfig as TransformersBatchingConfig
+
+from cbgen.engine.config import (
+    ContinuousBatchingConfig,
+    WorkloadHints,
+    config_field_names,
+)
+from cbgen.errors import UsageError
+from cbgen.generation.check import FieldError, check_generation_fields
+from cbgen.manager.fields import described
+from cbgen.manager.setup import EngineSetup
+from cbgen.values import convert, nearest_name
+
+BatchingConfig: TypeAlias = ContinuousBatchingConfig | Mapping[str, Any] | object
+"""cbgen's class, the class of transformers with the same fields, or a mapping of them."""
+
+GivenGeneration: TypeAlias = GenerationConfig | Mapping[str, Any]
+"""The class of transformers, or a mapping of its fields."""
+
+_EAGER = ("eager", "paged|eager")
+
+
+def engine_setup(
+    model: PreTrainedModel,
+    batching_config: BatchingConfig | None,
+    generation_config: GivenGeneration | None,
+    hints: object | None,
+) -> EngineSetup:
+    """Return how the engine of a model is to be built.
+
+    Args:
+        model: its attention implementation counts.
+        batching_config: what was asked of the engine.
+        generation_config: may hold the batching config instead, which is deprecated.
+        hints: an object with the fields of `WorkloadHints`.
+
+    Raises:
+        UsageError: a field is unknown, out of range or not supported; the text names it.
+    """
+    if batching_config is None:
+        batching_config = setting(generation_config, "continuous_batching_config")
+        if batching_config is not None:
+            warnings.warn(
+                "a continuous_batching_config inside of a GenerationConfig is deprecated; pass it "
+                "as the argument continuous_batching_config",
+                FutureWarning,
+                stacklevel=4,
+            )
+    config = ContinuousBatchingConfig(**_typed(_batching_values(batching_config)))
+    return EngineSetup(
+        config=config,
+        attn_implementation=_attention(model, config),
+        hints=_hints(hints),
+    )
+
+
+def _batching_values(given: BatchingConfig | None) -> dict[str, Any]:
+    names = config_field_names(ContinuousBatchingConfig)
+    if given is None:
+        return {}
+    if isinstance(given, ContinuousBatchingConfig | TransformersBatchingConfig):
+        return {name: getattr(given, name) for name in names if hasattr(given, name)}
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            "continuous_batching_config must be a ContinuousBatchingConfig or a mapping, got "
+            f"{described(given)}"
+        )
+    values = dict(given)
+    if "block_size" in values:
+        block_size = values.pop("block_size")
+        if values.setdefault("page_size", block_size) != block_size:
+            raise UsageError(
+                f"block_size is the old name of page_size and asks for {block_size}, but page_size "
+                f"is {values['page_size']}; keep one"
+            )
+        warnings.warn("block_size is deprecated; use page_size", FutureWarning, stacklevel=4)
+    for name in values:
+        if name not in names:
+            nearest = nearest_name(str(name), names)
+            hint = "" if nearest is None else f"; did you mean {nearest}?"
+            raise UsageError(f"continuous_batching_config has no field {name!r}{hint}")
+    return values
+
+
+def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, each in the type of its field."""
+    hints = get_type_hints(ContinuousBatchingConfig)
+    typed = {}
+    for name, value in values.items():
+        try:
+            typed[name] = convert(value, hints[name])
+        except ValueError as error:
+            raise UsageError(f"continuous_batching_config.{name}: {error}") from error
+    try:
+        check_generation_fields({"seed": typed.get("seed")})
+    except FieldError as error:
+        raise UsageError(f"continuous_batching_config: {error}") from error
+    return typed
+
+
+def _attention(model: PreTrainedModel, config: ContinuousBatchingConfig) -> str:
+    """Return the backend for a model that was loaded with some implementation.
+
+    Whoever loads a model eagerly wants plain products; anything else is the library's choice as
+    often as the caller's, and gets the best that is there.
+    """
+    implementation = model.config._attn_implementation
+    if implementation in _EAGER:
+        return "eager"
+    if implementation == "sdpa" and not config.auto_switch_to_flash:
+        return "sdpa"
+    return "auto"
+
+
+def _hints(given: object | None) -> WorkloadHints:
+    if given is None:
+        return WorkloadHints()
+    try:
+        values = {item.name: int(getattr(given, item.name)) for item in fields(WorkloadHints)}
+    except (AttributeError, TypeError) as error:
+        raise UsageError(
+            f"workload_hints must be a WorkloadHints, got {described(given)}: {error}"
+        ) from error
+    return WorkloadHints(**values)
+
+
+def setting(config: GivenGeneration | None, name: str) -> Any:  # noqa: ANN401  of any type
+    """Return a field of a generation config, None where it is not set."""
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no model that could be asked, before anything else is looked at.
+
+    Raises:
+        UsageError: it is something else, or has no language model head.
+    """
+    if not isinstance(model, torch.nn.Module):
+        hint = "the model comes first"
+        if isinstance(model, str):
+            hint = f"load it with AutoModelForCausalLM.from_pretrained({model!r})"
+        raise UsageError(f"the model must be a loaded one, got {described(model)}; {hint}")
+    kind = type(model).__name__
+    if not all(hasattr(model, name) for name in ("config", "device", "dtype")):
+        raise UsageError(f"the model must be one of transformers, got {kind}")
+    if not hasattr(model, "generation_config"):
+        raise UsageError(
+            f"the model must have a language model head, and {kind} has none; load it with "
+            "AutoModelForCausalLM"
+        )

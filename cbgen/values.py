@@ -1,0 +1,215 @@
+"""Plain values against type annotations: one generic check, and the words for values and types.
+
+Knows plain values (text, numbers, true and false, null, lists, mappings) and of fields no more than
+the names that other programs have for them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
+
+Plain: TypeAlias = Any
+"""A plain value: null, true or false, a number, text, or a list or mapping of plain values."""
+Annotation: TypeAlias = object
+"""A type annotation, as `typing.get_type_hints` gives it."""
+
+_LONGEST_SHOWN = 80
+_BARE_TEXT = re.compile(r"[A-Za-z][\w./|-]*")
+
+
+def show(value: object) -> str:
+    """Return a value as a user would write it in YAML, shortened when it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+
+
+def show_yaml(value: object) -> str:
+    """Return the whole of a plain value as YAML on one line."""
+    if (
+        isinstance(value, str)
+        and _BARE_TEXT.fullmatch(value)
+        and value not in ("null", "true", "false")
+    ):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def describe(annotation: Annotation) -> str:
+    """Return the words for a type annotation, such as `an integer or null`."""
+    simple = {
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+        str: "text",
+        dict: "a mapping",
+        type(None): "null",
+        Any: "anything",
+    }
+    if annotation in simple:
+        return simple[annotation]
+    arguments = typing.get_args(annotation)
+    if is_union(annotation):
+        return " or ".join(describe(member) for member in arguments)
+    if typing.get_origin(annotation) is typing.Literal:
+        return " or ".join(_bare(choice) for choice in arguments)
+    if typing.get_origin(annotation) is dict:
+        return "a mapping"
+    if arguments[-1] is Ellipsis or len(arguments) == 1:
+        return f"a list (each {describe(arguments[0])})"
+    return f"a list of {len(arguments)} (each {describe(arguments[0])})"
+
+
+def is_union(annotation: Annotation) -> bool:
+    """Return whether an annotation is `A | B`."""
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def admits_none(annotation: Annotation) -> bool:
+    """Return whether null is a value of this type, rather than only a way to leave it unset."""
+    return annotation is Any or type(None) in typing.get_args(annotation)
+
+
+def convert(value: Plain, annotation: Annotation) -> Plain:
+    """Return `value` in the annotated type: an integer becomes a float, a list a tuple if wanted.
+
+    Raises:
+        ValueError: the value is of another type; the text says what was expected and what was got.
+    """
+    try:
+        return _convert(value, annotation)
+    except ValueError:
+        hint = ""
+        if _wants_text(annotation) and not isinstance(value, str):
+            hint = "; put text in quotes"
+        elif isinstance(value, float) and not math.isfinite(value):
+            hint = ", which is not finite"
+        raise ValueError(f"expected {describe(annotation)}, got {show(value)}{hint}") from None
+
+
+def plain_copy(value: Plain) -> Plain:
+    """Return a deep copy of plain values, with every sequence a list and every mapping a dict.
+
+    Raises:
+        ValueError: an object in it has no YAML form, or a key is not text.
+    """
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"keys must be text, got {key!r}")
+        return {key: plain_copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_copy(item) for item in value]
+    raise ValueError(f"expected plain values (text, numbers, lists, mappings), got {value!r}")
+
+
+def _bare(value: object) -> str:
+    return value if isinstance(value, str) else show(value)
+
+
+def _wants_text(annotation: Annotation) -> bool:
+    members = typing.get_args(annotation) if is_union(annotation) else (annotation,)
+    return str in members
+
+
+def _convert(value: Plain, annotation: Annotation) -> Plain:
+    if annotation is Any:
+        return value
+    if is_union(annotation):
+        return _convert_union(value, typing.get_args(annotation))
+    origin = typing.get_origin(annotation) or annotation
+    if origin is float:
+        return _convert_float(value)
+    if origin is typing.Literal:
+        return _convert_choice(value, typing.get_args(annotation))
+    handlers: dict[Any, Callable[[Any, tuple[Any, ...]], Any]] = {
+        list: _convert_list,
+        tuple: _convert_tuple,
+        dict: _convert_dict,
+    }
+    if origin in handlers:
+        return handlers[origin](value, typing.get_args(annotation))
+    if type(value) is not origin:
+        raise ValueError
+    return value
+
+
+def _convert_union(value: Plain, members: tuple[Any, ...]) -> Plain:
+    for member in members:
+        try:
+            return _convert(value, member)
+        except ValueError:
+            continue
+    raise ValueError
+
+
+def _convert_float(value: Plain) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError from None
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _convert_choice(value: Plain, choices: tuple[Any, ...]) -> Plain:
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ValueError
+    return value
+
+
+def _convert_list(value: Plain, arguments: tuple[Any, ...]) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    return [_convert(item, arguments[0]) for item in value]
+
+
+def _convert_tuple(value: Plain, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    if arguments[-1] is Ellipsis:
+        return tuple(_convert(item, arguments[0]) for item in value)
+    if len(value) != len(arguments):
+        raise ValueError
+    return tuple(_convert(item, kind) for item, kind in zip(value, arguments, strict=True))
+
+
+def _convert_dict(value: Plain, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    item_type = arguments[1] if arguments else Any
+    return {_convert(key, str): _convert(item, item_type) for key, item in value.items()}
+
+
+_OTHER_WORDS = {
+    "attention": "attn_implementation",
+    "logprobs": "return_logprobs",
+    "max_completion_tokens": "max_new_tokens",
+    "max_num_batched_tokens": "max_batch_tokens",
+    "max_num_seqs": "max_requests_per_batch",
+    "max_tokens": "max_new_tokens",
+    "n": "num_return_sequences",
+    "stop": "stop_strings",
+    "torch_dtype": "dtype",
+}
+"""Names that other programs use for the same thing."""
+
+
+def nearest_name(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that `name` was most likely meant to be, or None."""
+    other = _OTHER_WORDS.get(name)
+    if other in known:
+        return other
+    matches = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
+    return matches[0] if matches else None
