@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from cbgen.engine.config import ModelConfig
-from cbgen.engine.cpu import native
+from cbgen.engine.cpu import native, packing
 from cbgen.engine.cpu.linears import packed_bytes
 from cbgen.engine.cpu.native import PANEL
 from cbgen.engine.cpu.packed import num_panels
 from cbgen.engine.cpu.reference import computing_in_float32, widen
-from cbgen.engine.model import checkpoint, packing
+from cbgen.engine.model import checkpoint
 from cbgen.engine.model import load as loading
 from cbgen.engine.model.checkpoint import load_unwidened, matrix_dtypes
 from cbgen.engine.model.load import load_model

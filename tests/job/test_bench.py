@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoModelForCausalLM
 
+from cbgen.bench import bench, forward_parts
 from cbgen.bench.bench import StepRecorder, run_bench
 from cbgen.bench.roofline import MachineRates
 from cbgen.bench.workloads import BenchRequest, Workload
@@ -13,7 +14,6 @@ from cbgen.engine.config import ContinuousBatchingConfig
 from cbgen.engine.request import Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.errors import EngineError, UsageError
-from cbgen.job import bench, forward_parts
 from cbgen.recipe.load import recipe_from_mapping
 from tests.helpers.models import full_logits
 from tests.helpers.models import tiny_model as shared_model

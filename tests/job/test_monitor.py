@@ -7,7 +7,7 @@ import pytest
 
 from cbgen.errors import OutputError, UsageError
 from cbgen.io.side_file import SideFile
-from cbgen.job import monitor as monitoring
+from cbgen.job.report import monitor as monitoring
 from cbgen.job.report.monitor import JobMonitor
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.recipe.load import recipe_from_mapping

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from cbgen.errors import UsageError
-from cbgen.job import trace as tracing
+from cbgen.job.report import trace as tracing
 from cbgen.job.report.trace import TraceFile
 from tests.helpers.engine import make_request, run_engine
 from tests.helpers.scripted import ScriptedModel, make_scripted_engine

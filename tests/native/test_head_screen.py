@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from cbgen.engine.cpu import screen as screens
 from cbgen.engine.cpu.decoder import find_decoder
 from cbgen.engine.cpu.decoder_layers import ModelParts
 from cbgen.engine.cpu.fusing import fuse_decoder
@@ -16,7 +17,6 @@ from cbgen.engine.cpu.linears import pack_linears
 from cbgen.engine.cpu.native import PANEL, Kernels
 from cbgen.engine.cpu.packed import PackedLinear, PackedWeight
 from cbgen.engine.cpu.screen import Screen, screen_bytes
-from cbgen.engine.model import screen as screens
 from cbgen.engine.sampling.scores import Logits
 from tests.helpers.models import random_model, tiny_config, tiny_model
 

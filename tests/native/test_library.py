@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cbgen.engine import native, native_decoder
+from cbgen.engine.cpu import native, native_decoder
 from cbgen.engine.cpu.packed import PackedWeight
 from cbgen.errors import UsageError
 
