@@ -22,6 +22,10 @@ NAN, INFINITY = float("nan"), float("inf")
         ("min_p", -0.01),
         ("min_p", 1.01),
         ("min_p", NAN),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.5),
+        ("repetition_penalty", NAN),
+        ("repetition_penalty", INFINITY),
         ("seed", -1),
         ("seed", MAX_SEED + 1),
         ("max_new_tokens", 0),
@@ -45,14 +49,24 @@ def test_a_value_out_of_range_is_refused_with_name_and_value(name, value):
         ("top_p", 1e-300),
         ("min_p", 0),
         ("min_p", 1),
+        ("repetition_penalty", 1e-6),
+        ("repetition_penalty", 2),
         ("seed", 0),
         ("seed", MAX_SEED),
         ("max_new_tokens", 1),
         ("max_new_tokens", None),
+        ("stop_strings", ()),
+        ("stop_strings", ("\n", "User:")),
     ],
 )
 def test_values_at_the_border_are_taken(name, value):
     assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize("texts", ["stop", ("",), ("a", 3)])
+def test_stop_strings_that_are_not_texts_are_refused(texts):
+    with pytest.raises(ValueError, match="stop_strings must hold texts that are not empty"):
+        SamplingParams(stop_strings=texts)
 
 
 def test_a_temperature_of_zero_is_greedy():

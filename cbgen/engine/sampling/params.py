@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,12 +31,16 @@ class SamplingParams:
     """Keep the smallest set of tokens whose probability reaches top_p; 1.0 = off."""
     min_p: float = 0.0
     """Keep tokens at least min_p times as probable as the best; 0.0 = off."""
+    repetition_penalty: float = 1.0
+    """Divide positive and multiply negative logits of tokens of prompt and answer; 1.0 = off."""
     seed: int = 0
     """Row seed of the counter-based noise, in [0, 2**63)."""
     max_new_tokens: int | None = None
     """Most tokens to generate; None = what the context leaves."""
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end the answer; the token itself is part of it."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end the answer; its text is cut before the one that begins first."""
     logprobs: Literal["raw", "processed"] | None = None
     """Give the log-probability of each generated token: the model's, or after the filters."""
 
@@ -50,12 +55,23 @@ class SamplingParams:
             raise ValueError(f"top_p must be above 0 and at most 1 (1 = off), got {self.top_p}")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p must be between 0 (off) and 1, got {self.min_p}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(
+                "repetition_penalty must be a finite number above 0 (1 = off), "
+                f"got {self.repetition_penalty}"
+            )
         if not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed must be between 0 and {MAX_SEED}, got {self.seed}")
         if self.logprobs not in (None, "raw", "processed"):
             raise ValueError(f"logprobs must be None, 'raw' or 'processed', got {self.logprobs!r}")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if isinstance(self.stop_strings, str) or not all(
+            isinstance(text, str) and text for text in self.stop_strings
+        ):
+            raise ValueError(
+                f"stop_strings must hold texts that are not empty, got {self.stop_strings!r}"
+            )
 
     @property
     def is_greedy(self) -> bool:
