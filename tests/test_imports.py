@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 
 import pytest
@@ -61,6 +62,29 @@ WITHOUT_TORCH = (
 
 SLOW_TO_IMPORT = ("torch", "transformers", "numpy", "tokenizers")
 MAY_IMPORT_ORJSON = ("cbgen.io", "cbgen.job", "cbgen.bench", "cbgen.cli")
+
+COMMANDS = ("bench", "init", "merge", "plan", "run", "schema")
+"""Modules of cbgen.cli that are named after their command, whatever else has that name."""
+
+SHARED_FILE_NAMES: frozenset[str] = frozenset(
+    {
+        "batch.py",
+        "fields.py",
+        "load.py",
+        "packed.py",
+        "plan.py",
+        "prompts.py",
+        "reference.py",
+        "requests.py",
+        "screen.py",
+        "session.py",
+        "settings.py",
+        "streams.py",
+        "tree.py",
+        "waiting.py",
+    }
+)
+"""File names that several modules still have. Remove a name when it has one module; add none."""
 
 
 def is_within(module: str, *packages: str) -> bool:
@@ -124,6 +148,13 @@ def test_engine_modules_import_no_level_above_theirs():
         if own is not None and other is not None and other > own:
             wrong.append(place(module, line))
     assert wrong == []
+
+
+def test_no_two_modules_share_a_file_name():
+    commands = [ROOT / "cbgen" / "cli" / f"{name}.py" for name in COMMANDS]
+    names = Counter(path.name for path in cbgen_modules().values() if path not in commands)
+    shared = {name for name, count in names.items() if count > 1} - {"__init__.py", "base.py"}
+    assert shared - SHARED_FILE_NAMES == set()
 
 
 def test_no_modules_import_each_other_in_a_circle():
