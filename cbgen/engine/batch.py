@@ -223,12 +223,13 @@ class Rows:
         token_ids = torch.full((len(rows),), -1, dtype=torch.long)
         for begin, chunk in known:
             token_ids[begin : begin + len(chunk)] = chunk
-        token_ids = token_ids.to(self._device)
+        token_ids = token_ids.to(self._device, non_blocking=True)
         return torch.where(token_ids < 0, self._last_token[rows], token_ids)
 
     def _to_device(self, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """Return each list as int64 on the device; they cross in one transfer."""
-        values = torch.tensor([*chain(*lists)], dtype=torch.long).to(self._device)
+        values = torch.tensor([*chain(*lists)], dtype=torch.long)
+        values = values.to(self._device, non_blocking=True)
         return torch.split(values, [len(each) for each in lists])
 
 

@@ -11,11 +11,18 @@ from cbgen.engine.scheduler.base import Scheduler
 from cbgen.engine.step import ScheduledBatch, StepResult
 
 
-class StepRunner(Protocol):
-    """Whoever can run a batch: the runner, or a test's stand-in."""
+class StepHandle(Protocol):
+    """A step that was launched."""
 
-    def execute(self, batch: ScheduledBatch) -> StepResult:
-        """Run one step."""
+    def result(self) -> StepResult:
+        """Wait for the step and return what was drawn."""
+
+
+class StepRunner(Protocol):
+    """Runs batches: the runner, or a test's stand-in."""
+
+    def launch(self, batch: ScheduledBatch) -> StepHandle:
+        """Start one step without waiting for it."""
 
 
 class Engine:
@@ -66,8 +73,7 @@ class Engine:
         if self._scheduler.has_unfinished():
             if self._observer is None:
                 batch = self._scheduler.schedule()
-                result = self._runner.execute(batch)
-                self._scheduler.update(batch, result)
+                self._scheduler.update(batch, self._runner.launch(batch).result())
             else:
                 self._observed_step(self._observer)
             if self._check:
@@ -82,7 +88,7 @@ class Engine:
         started = perf_counter()
         batch = self._scheduler.schedule()
         scheduled = perf_counter()
-        result = self._runner.execute(batch)
+        result = self._runner.launch(batch).result()
         executed = perf_counter()
         self._scheduler.update(batch, result)
         updated = perf_counter()

@@ -1,13 +1,15 @@
 """Everything that runs on the device happens here: inputs, forward pass, sampling.
 
-    execute(ScheduledBatch) -> StepResult
+    launch(ScheduledBatch) -> LaunchedStep, and its result() -> StepResult
 
-The runner decides nothing; it applies what the batch says, in the order of its fields.
+The runner decides nothing; it applies what the batch says, in the order of its fields. `launch`
+only hands work to the device; `result` is where the host waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -62,6 +64,32 @@ class _StepContext:
         return self._backend.forward(query, cache, metadata, layer)
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step on the device: what it drew, not yet on the host."""
+
+    drawn: torch.Tensor | None = None
+    """[s] int64: the token of each request that samples; -1 where the logits were not numbers."""
+    logprobs: dict[str, tuple[list[int], torch.Tensor]] = field(default_factory=dict)
+    """Mode -> the places among the s requests that asked for it, and their values."""
+
+    def result(self) -> StepResult:
+        """Wait for the step and return what was drawn."""
+        if self.drawn is None:
+            return StepResult()
+        found: dict[int, tuple[float]] = {}
+        for places, values in self.logprobs.values():
+            found.update((p, (v,)) for p, v in zip(places, values.tolist(), strict=True))
+        return StepResult(
+            tuple(
+                SampledTokens((token_id,), found.get(place, ()))
+                if token_id >= 0
+                else SampledTokens((), (), is_finite=False)
+                for place, token_id in enumerate(self.drawn.tolist())
+            )
+        )
+
+
 class Runner:
     """Owns the device side of an engine: model, pages, rows and sampling state."""
 
@@ -86,8 +114,8 @@ class Runner:
         self._layers = PagedLayers(storage.layers, group_of)
 
     @torch.inference_mode()
-    def execute(self, batch: ScheduledBatch) -> StepResult:
-        """Run one step.
+    def launch(self, batch: ScheduledBatch) -> LaunchedStep:
+        """Start one step without waiting for the device.
 
         Raises:
             NotImplementedError: the batch holds what no scheduler of this version makes.
@@ -101,7 +129,7 @@ class Runner:
         self._storage.swap_in(batch.swaps_in)
         self._rows.extend_block_tables(batch.new_blocks)
         if not batch.requests:
-            return StepResult()
+            return LaunchedStep()
         inputs = self._rows.gather(batch)
         with forward_context(_StepContext(inputs, self._layers, self._backend)):
             scores = self._forward(inputs.token_ids, inputs.position_ids, inputs.logit_indices)
@@ -110,11 +138,11 @@ class Runner:
 
     def _sample(
         self, scores: Scores, sampled: Sequence[ScheduledRequest], rows: torch.Tensor
-    ) -> StepResult:
+    ) -> LaunchedStep:
         """Draw the tokens of the requests that sample: scores of s rows, rows [s] int64."""
         if not sampled:
-            return StepResult()
-        logprobs: dict[int, tuple[float]] = {}
+            return LaunchedStep()
+        logprobs: dict[str, tuple[list[int], torch.Tensor]] = {}
         if self._sampling.needs_logits(sampled):
             parameters = self._sampling.gather(sampled)
             modes = [self._sampling.logprobs(item.row) for item in sampled]
@@ -125,16 +153,8 @@ class Runner:
             best, token_ids = scores.best()
             finite = best.isfinite()
         self._rows.store_sampled(rows, token_ids)
-        # A token that is not one becomes -1, so that all the host must know comes in one transfer.
-        answers = torch.where(finite, token_ids, -1).tolist()
-        return StepResult(
-            tuple(
-                SampledTokens((token_id,), logprobs.get(place, ()))
-                if token_id >= 0
-                else SampledTokens((), (), is_finite=False)
-                for place, token_id in enumerate(answers)
-            )
-        )
+        # A token that is not one becomes -1, so that tokens come to the host in one transfer.
+        return LaunchedStep(torch.where(finite, token_ids, -1), logprobs)
 
 
 def _logprobs(
@@ -142,20 +162,20 @@ def _logprobs(
     token_ids: torch.Tensor,
     parameters: SamplingRows,
     modes: Sequence[str | None],
-) -> dict[int, tuple[float]]:
-    """Return place -> log-probability of the requests that asked."""
-    found: dict[int, tuple[float]] = {}
+) -> dict[str, tuple[list[int], torch.Tensor]]:
+    """Return mode -> places of the requests that asked for it, and their log-probabilities."""
+    found: dict[str, tuple[list[int], torch.Tensor]] = {}
     for mode in ("raw", "processed"):
         places = [place for place, wanted in enumerate(modes) if wanted == mode]
         if not places:
             continue
         host_index = torch.tensor(places)
-        index = host_index.to(logits.device)
+        index = host_index.to(logits.device, non_blocking=True)
         if mode == "raw":
             values = token_logprobs(logits[index], token_ids[index])
         else:
             values = processed_logprobs(
                 logits[index], token_ids[index], parameters.select(host_index)
             )
-        found.update((p, (v,)) for p, v in zip(places, values.tolist(), strict=True))
+        found[mode] = places, values
     return found

@@ -1,6 +1,7 @@
 """All that crosses between scheduler and runner: a ScheduledBatch down, a StepResult back.
 
-    Scheduler.schedule() -> ScheduledBatch -> Runner.execute() -> StepResult -> Scheduler.update()
+    Scheduler.schedule() -> ScheduledBatch -> Runner.launch() -> StepHandle
+    StepHandle.result() -> StepResult -> Scheduler.update()
 
 Both are immutable and hold no tensors, so a step can be logged, compared in a test, or sent to
 another rank. Rows are places in the runner's persistent buffers: a request keeps its row from

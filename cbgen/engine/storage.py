@@ -83,8 +83,8 @@ class KVStorage:
         if not copies or not self._pages:
             return
         device = self._pages[0].device
-        sources = torch.tensor([copy.source for copy in copies], device=device)
-        targets = torch.tensor([copy.target for copy in copies], device=device)
+        sources = torch.tensor([copy.source for copy in copies]).to(device, non_blocking=True)
+        targets = torch.tensor([copy.target for copy in copies]).to(device, non_blocking=True)
         num_tokens = max(copy.num_tokens for copy in copies)
         for pages in self._pages:
             # Whose page a block is decides where its tokens lie, so shared pages are copied whole.
@@ -168,7 +168,8 @@ class _HostPool:
         most = max(1, _STAGING_BYTES // (width * first.itemsize))
         for begin in range(0, len(swaps), most):
             some = swaps[begin : begin + most]
-            blocks = torch.tensor([swap.device_block for swap in some], device=first.device)
+            blocks = torch.tensor([swap.device_block for swap in some])
+            blocks = blocks.to(first.device, non_blocking=True)
             yield some, blocks, first.new_empty(len(some), width)
 
 

@@ -176,10 +176,10 @@ def test_quiet_prints_errors_alone(cbgen, recipe, rows_file):
 
 @pytest.fixture
 def failing_engine(monkeypatch):
-    def execute(self, batch):
+    def launch(self, batch):
         raise RuntimeError("device\nlost")
 
-    monkeypatch.setattr(Runner, "execute", execute)
+    monkeypatch.setattr(Runner, "launch", launch)
 
 
 @pytest.mark.usefixtures("failing_engine")
@@ -201,14 +201,14 @@ def test_cbgen_log_debug_adds_the_traceback(cbgen, recipe, source, monkeypatch):
 def test_rows_that_were_finished_before_a_failure_are_named(
     cbgen, recipe, rows_file, tmp_path, monkeypatch
 ):
-    execute = Runner.execute
+    launch = Runner.launch
 
     def fail_on_long_prompts(self, batch):
         if batch.num_tokens > 100:
             raise RuntimeError("device lost")
-        return execute(self, batch)
+        return launch(self, batch)
 
-    monkeypatch.setattr(Runner, "execute", fail_on_long_prompts)
+    monkeypatch.setattr(Runner, "launch", fail_on_long_prompts)
     target = tmp_path / "out.jsonl"
     one_by_one = "continuous_batching_config.max_requests_per_batch=1"
     source = rows_file({"prompt": "brief"}, {"prompt": "long" * 50})  # in the order of prompts

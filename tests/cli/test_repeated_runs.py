@@ -23,13 +23,13 @@ def take_time() -> None:
     """Let every step of the engine take its time."""
     from cbgen.engine.runner import Runner
 
-    execute = Runner.execute
+    launch = Runner.launch
 
-    def execute_slowly(self, batch):
+    def launch_slowly(self, batch):
         time.sleep(0.05)
-        return execute(self, batch)
+        return launch(self, batch)
 
-    Runner.execute = execute_slowly
+    Runner.launch = launch_slowly
 
 
 def test_runs_under_a_time_limit_come_to_the_rows_of_one_run(cbgen, recipe, rows_file, tmp_path):

@@ -57,7 +57,7 @@ def test_a_failed_engine_has_statistics(cbgen, recipe, rows_file, facts, tmp_pat
     def fail(self, batch):
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(Runner, "execute", fail)
+    monkeypatch.setattr(Runner, "launch", fail)
     assert cbgen("run", recipe, "-i", rows_file(*ROWS), *facts).code == 3
     assert read_json(tmp_path / "stats.json")["exit_code"] == 3
     read_json(tmp_path / "trace.json")

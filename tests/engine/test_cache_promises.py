@@ -182,8 +182,8 @@ from tests.engine.test_cache_stress import Run
 digest = hashlib.sha256()
 for seed in range(12):
     run = Run(seed)
-    execute = run.runner.execute
-    run.runner.execute = lambda batch: (digest.update(repr(batch).encode()), execute(batch))[1]
+    launch = run.runner.launch
+    run.runner.launch = lambda batch: (digest.update(repr(batch).encode()), launch(batch))[1]
     run.finish()
 print(digest.hexdigest())
 """

@@ -117,7 +117,7 @@ def test_many_more_requests_than_rows_all_end():
 
 def test_a_batch_without_requests_runs_nothing():
     model = ScriptedModel()
-    assert make_scripted_engine(model)._runner.execute(ScheduledBatch(step=1)).samples == ()
+    assert make_scripted_engine(model)._runner.launch(ScheduledBatch(step=1)).result().samples == ()
     assert model.num_steps == 0
 
 

@@ -166,7 +166,7 @@ def test_a_cancelled_request_leaves_what_was_stored():
 def fail(run: ShadowRun, request_id: str) -> None:
     """Run a step in which the logits of one request are not numbers."""
     batch = run.scheduler.schedule()
-    samples = run.runner.execute(batch).samples
+    samples = run.runner.launch(batch).result().samples
     drawn = [item.request_id for item in batch.requests if item.num_samples]
     broken = SampledTokens((), is_finite=False)
     pairs = zip(drawn, samples, strict=True)

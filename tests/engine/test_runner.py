@@ -57,7 +57,7 @@ def test_a_request_may_read_blocks_that_another_one_fills_in_the_same_step(name)
     (first,) = sequences(14)
     second = [*first[:8], *sequences(5, seed=6)[0]]
     stepper = Stepper(tiny_model(name), [first, second], page_size=4)
-    stepper.runner.execute(ScheduledBatch(step=0, admitted=admissions(first, second)))
+    stepper.runner.launch(ScheduledBatch(step=0, admitted=admissions(first, second)))
     for number in range(len(stepper.groups)):
         stepper.advance(stepper.tables[0][number], 0, 2)
         stepper.tables[1][number].update(stepper.tables[0][number])
@@ -75,7 +75,7 @@ def admissions(*token_ids: list[int]) -> tuple[AdmittedRow, ...]:
 
 def name_blocks(stepper: Stepper) -> None:
     """Tell the runner all blocks that stand in the tables."""
-    stepper.runner.execute(
+    stepper.runner.launch(
         ScheduledBatch(
             step=0,
             new_blocks=tuple(
@@ -95,7 +95,7 @@ def test_a_request_goes_on_after_its_blocks_were_swapped_out_and_in(name):
     stepper.step({0: 13})
     held = [block for table in stepper.tables[0] for block in table.values()]
     out = [BlockSwap(block, 39 - place) for place, block in enumerate(held)]
-    stepper.runner.execute(ScheduledBatch(step=1, swaps_out=tuple(out)))
+    stepper.runner.launch(ScheduledBatch(step=1, swaps_out=tuple(out)))
     stepper.poison(held)
     moved = dict(zip(held, stepper.free, strict=False))
     stepper.tables[0] = [{at: moved[b] for at, b in t.items()} for t in stepper.tables[0]]
@@ -118,7 +118,7 @@ def test_a_request_goes_on_from_a_copy_of_anothers_last_block(name):
         own = stepper.free.pop()
         stepper.tables[1][number] = table | {1: own}
         copies.append(BlockCopy(table[1], own, 2))
-    stepper.runner.execute(ScheduledBatch(step=1, admitted=admissions(first, second)))
+    stepper.runner.launch(ScheduledBatch(step=1, admitted=admissions(first, second)))
     name_blocks(stepper)
     stepper.computed[1] = 6
     logits = stepper.step({1: 7, 0: 8}, block_copies=copies)
@@ -130,7 +130,7 @@ def test_swaps_out_come_before_copies_and_these_before_swaps_in():
     stepper = Stepper(tiny_model("llama"), [[1]], page_size=4, num_host_blocks=2)
     keys = stepper.storage.layers[0].keys
     keys[0], keys[1] = 5.0, 6.0
-    stepper.runner.execute(
+    stepper.runner.launch(
         ScheduledBatch(
             step=1,
             swaps_out=(BlockSwap(0, 1),),
@@ -145,7 +145,7 @@ def test_swaps_out_come_before_copies_and_these_before_swaps_in():
 def test_state_resets_have_no_owner():
     stepper = Stepper(tiny_model("llama"), [[1]])
     with pytest.raises(NotImplementedError, match="state resets"):
-        stepper.runner.execute(ScheduledBatch(step=1, state_resets=(0,)))
+        stepper.runner.launch(ScheduledBatch(step=1, state_resets=(0,)))
 
 
 class BestAlone:
@@ -170,7 +170,7 @@ def test_greedy_rows_need_no_more_than_the_best_token(params, needs_all):
     (token_ids,) = sequences(5)
     stepper = Stepper(tiny_model("llama"), [token_ids])
     stepper.runner._forward = lambda *inputs: BestAlone()
-    stepper.runner.execute(ScheduledBatch(step=0, admitted=(AdmittedRow(0, token_ids, params),)))
+    stepper.runner.launch(ScheduledBatch(step=0, admitted=(AdmittedRow(0, token_ids, params),)))
     stepper.advance(stepper.tables[0][0], 0, 4)
     name_blocks(stepper)
     batch = ScheduledBatch(
@@ -180,7 +180,7 @@ def test_greedy_rows_need_no_more_than_the_best_token(params, needs_all):
     )
     if needs_all:
         with pytest.raises(AssertionError, match="all logits"):
-            stepper.runner.execute(batch)
+            stepper.runner.launch(batch).result()
     else:
-        (sampled,) = stepper.runner.execute(batch).samples
+        (sampled,) = stepper.runner.launch(batch).result().samples
         assert sampled.token_ids == (77,)

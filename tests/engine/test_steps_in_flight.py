@@ -57,7 +57,7 @@ class Flight:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run a step; now and then, logits are not numbers."""
         broken = SampledTokens((), is_finite=False)
-        samples = self.run.runner.execute(batch).samples
+        samples = self.run.runner.launch(batch).result().samples
         return StepResult(
             tuple(
                 broken if self.choose.random() < self.share_of_failures else one for one in samples

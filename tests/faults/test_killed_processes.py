@@ -44,19 +44,19 @@ def slow_down_and_die(seconds: float, number: signal.Signals) -> None:
     """Let every step of the engine take its time, and a signal come after some of them."""
     from cbgen.engine.runner import Runner
 
-    execute = Runner.execute
+    launch = Runner.launch
     has_begun = threading.Event()
 
-    def execute_slowly(self, batch):
+    def launch_slowly(self, batch):
         if not has_begun.is_set():
             has_begun.set()
             timer = threading.Timer(seconds, os.kill, (os.getpid(), number))
             timer.daemon = True
             timer.start()
         time.sleep(STEP_SECONDS)
-        return execute(self, batch)
+        return launch(self, batch)
 
-    Runner.execute = execute_slowly
+    Runner.launch = launch_slowly
 
 
 def resume_until_done(recipe, source, output, number, *, deaths, chance):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.request import Request
@@ -42,6 +43,15 @@ def shadow_answer(request: Request) -> list[int]:
     return token_ids[len(request.prompt_ids) :]
 
 
+class FinishedStep(NamedTuple):
+    """A step whose result is there already."""
+
+    finished: StepResult
+
+    def result(self) -> StepResult:
+        return self.finished
+
+
 class ShadowRunner:
     """Owns the shadows of device and host blocks, and of the rows.
 
@@ -59,7 +69,7 @@ class ShadowRunner:
         self._tables: dict[tuple[int, int], dict[int, int]] = {}
         self.num_tokens = 0
 
-    def execute(self, batch: ScheduledBatch) -> StepResult:
+    def launch(self, batch: ScheduledBatch) -> FinishedStep:
         """Run one step and verify what it reads."""
         for item in batch.admitted:
             self._tokens[item.row] = list(item.token_ids)
@@ -82,7 +92,7 @@ class ShadowRunner:
                 assert item.start + item.num_tokens == len(tokens)
                 tokens.append(next_token(self._keys[item.row]))
                 samples.append(SampledTokens((tokens[-1],), (-0.5,)))
-        return StepResult(tuple(samples))
+        return FinishedStep(StepResult(tuple(samples)))
 
     def _move(self, batch: ScheduledBatch) -> None:
         for swap in batch.swaps_out:

@@ -68,7 +68,7 @@ class ShadowRun:
         """Run one step, checking the bookkeeping before and after its result comes back."""
         batch = self.scheduler.schedule()
         self.scheduler.check()
-        self.scheduler.update(batch, self.runner.execute(batch))
+        self.scheduler.update(batch, self.runner.launch(batch).result())
         self.scheduler.check()
         return batch
 

@@ -136,7 +136,7 @@ class Stepper:
                 ScheduledRequest(row, 1, str(row), start, count, num_logits=num_logits[row])
             )
             self.computed[row] += count
-        self.runner.execute(
+        self.runner.launch(
             ScheduledBatch(
                 step=1,
                 admitted=tuple(admitted),

@@ -183,14 +183,14 @@ def test_a_repeated_id_gets_a_suffix_where_asked(answer_file):
 def test_a_failing_engine_keeps_what_was_finished(answer_file, tmp_path, monkeypatch):
     from cbgen.engine.runner import Runner
 
-    execute = Runner.execute
+    launch = Runner.launch
 
     def fail_late(self, batch):
         if batch.step > 12:
             raise MemoryError("no memory for step 13")
-        return execute(self, batch)
+        return launch(self, batch)
 
-    monkeypatch.setattr(Runner, "execute", fail_late)
+    monkeypatch.setattr(Runner, "launch", fail_late)
     rows = [{"prompt": "a"}, *({"prompt": "b", "generation_config": {"max_new_tokens": 40}},) * 2]
     with pytest.raises(EngineError, match="no memory for step 13"):
         answer_file(rows, changes=["generation_config.ignore_eos=true"])
