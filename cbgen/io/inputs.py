@@ -5,7 +5,7 @@ Files are opened one after another, by the thread that reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from cbgen.errors import UsageError
@@ -36,22 +36,17 @@ class Inputs:
         self.limit = limit
         self.shard = shard or Shard()
 
-    def records(
-        self, admit: Callable[[Record], Record] = lambda record: record
-    ) -> Iterator[Record]:
-        """Yield the records of the shard, with the indexes that they have among all.
-
-        Args:
-            admit: is given every record in reading order, those of other shards too, and returns
-                what takes its place; so all shards agree on which ids are used twice.
+    def records(self) -> Iterator[Record]:
+        """Yield the records of the shard as they are read.
 
         Raises:
             UsageError: an input cannot be read; every record before that was given.
         """
-        for record in islice(self._all_records(), self.limit):
-            admitted = admit(record)
-            if self.shard.takes(record.index):
-                yield admitted
+        return (record for record in self.all_records() if self.shard.takes(record.index))
+
+    def all_records(self) -> Iterator[Record]:
+        """Yield the records of all shards, up to the limit; errors are those of `records`."""
+        return islice(self._read_files(), self.limit)
 
     @property
     def max_records(self) -> int | None:
@@ -73,7 +68,7 @@ class Inputs:
                 return None  # whoever reads the records says what is wrong
         return self.shard.size(total if self.limit is None else min(total, self.limit))
 
-    def _all_records(self) -> Iterator[Record]:
+    def _read_files(self) -> Iterator[Record]:
         next_index = 0
         for name in self.names:
             for record in _read_file(name, next_index):

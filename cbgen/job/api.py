@@ -8,9 +8,7 @@ from typing import Any, Literal
 
 from cbgen.engine.model.load import LoadedModel, load_model
 from cbgen.errors import UsageError
-from cbgen.io.identity import IdIndex
-from cbgen.io.openai.requests import identify
-from cbgen.io.reader import Record, record_of
+from cbgen.io.row_source import RowSource
 from cbgen.io.template import compile_template
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.session import open_session
@@ -102,7 +100,8 @@ def _generate(
     with open_session(recipe, template, JobStatistics(), loaded=loaded) as session:
         waiting: dict[int, dict[str, Any]] = {}
         next_index = 0
-        for index, row in session.job.rows(_records(recipe, rows)):
+        source = RowSource.of_mappings(rows, on_duplicate_id=recipe.output.on_duplicate_id)
+        for index, row in session.job.rows(source.records()):
             if order == "completion":
                 yield row
                 continue
@@ -110,10 +109,3 @@ def _generate(
             while next_index in waiting:
                 yield waiting.pop(next_index)
                 next_index += 1
-
-
-def _records(recipe: Recipe, rows: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
-    ids = IdIndex(recipe.output.on_duplicate_id)
-    for index, row in enumerate(rows):
-        record = identify(record_of(row, index=index, source="rows"), "auto")
-        yield ids.admit(record)

@@ -12,11 +12,10 @@ from typing import Any
 from cbgen.errors import UsageError
 from cbgen.io.earlier import EarlierRows, holds_rows
 from cbgen.io.encode import encode_row
-from cbgen.io.identity import IdIndex
-from cbgen.io.openai.requests import identify
 from cbgen.io.output_file import is_device
 from cbgen.io.reader import Record
 from cbgen.io.remote import refuse_remote_output
+from cbgen.io.row_source import RowSource
 from cbgen.io.run_file import RunFile
 from cbgen.io.writer import RowWriter, refuse_same_file
 from cbgen.job.options import JobOptions
@@ -41,10 +40,12 @@ class JobFiles:
 
     def __init__(self, recipe: Recipe, options: JobOptions, statistics: JobStatistics) -> None:
         self._inputs = options.inputs
-        self._input_format = options.input_format
         self._statistics = statistics
-        self._ids = IdIndex(recipe.output.on_duplicate_id)
-        self._num_read = 0
+        self._source = RowSource.of_inputs(
+            options.inputs,
+            on_duplicate_id=recipe.output.on_duplicate_id,
+            input_format=options.input_format,
+        )
         self._earlier: EarlierRows | None = None
         _check_output(options)
         self._run = _open_run(recipe, options)
@@ -78,7 +79,7 @@ class JobFiles:
         Raises:
             UsageError: an input cannot be read, or is another one than the run before had.
         """
-        records = self._inputs.records(self._admit)
+        records = self._source.records()
         if self._run is None:
             yield from records
             return
@@ -95,7 +96,7 @@ class JobFiles:
                 self._statistics.rows_read += 1
             else:
                 yield record
-        if self._inputs.limit is None or self._num_read < self._inputs.limit:
+        if self._inputs.limit is None or self._source.num_read < self._inputs.limit:
             self._run.note_end()
 
     def write(self, index: int, row: dict[str, Any]) -> None:
@@ -107,10 +108,6 @@ class JobFiles:
         """
         self.writer.write(self._inputs.shard.position(index), encode_row(row))
         self._statistics.rows_written += 1
-
-    def _admit(self, record: Record) -> Record:
-        self._num_read += 1
-        return self._ids.admit(identify(record, self._input_format))
 
 
 def _check_output(options: JobOptions) -> None:

@@ -8,10 +8,9 @@ from cbgen.engine.build import PlannedEngine, plan_engine, scheduler_limits
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.config import WorkloadHints
 from cbgen.engine.plan import EnginePlan, memory_parts
-from cbgen.io.identity import IdIndex
 from cbgen.io.inputs import Inputs
-from cbgen.io.openai.requests import InputFormat, identify
-from cbgen.io.reader import Record
+from cbgen.io.openai.requests import InputFormat
+from cbgen.io.row_source import RowSource
 from cbgen.io.template import compile_template
 from cbgen.job.preparation import make_preparation
 from cbgen.job.settings import Setting, effective_settings
@@ -69,13 +68,11 @@ def plan_job(recipe: Recipe, inputs: Inputs | None, input_format: InputFormat = 
     if inputs is None:
         return JobPlan(planned, settings, None)
     survey = RowSurvey(scheduler_limits(plan, facts), plan.cache_tokens, plan.page_size)
-    ids = IdIndex(recipe.output.on_duplicate_id)
-
-    def admit(record: Record) -> Record:
-        identified = identify(record, input_format)
-        return survey.admit(identified, ids.admit(identified))
-
-    survey.add(inputs.records(admit), prepared.preparer)
+    source = RowSource.of_inputs(
+        inputs, on_duplicate_id=recipe.output.on_duplicate_id, input_format=input_format
+    )
+    survey.add(source.records(), prepared.preparer)
+    survey.duplicate_ids = source.num_repeated_ids
     return JobPlan(planned, settings, survey)
 
 

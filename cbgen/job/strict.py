@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from cbgen.errors import UsageError
-from cbgen.io.identity import IdIndex
-from cbgen.io.openai.requests import identify
 from cbgen.io.opening import is_stream
-from cbgen.io.reader import Record
+from cbgen.io.row_source import RowSource
 from cbgen.job.options import JobOptions
 from cbgen.job.prepare import Preparer
 from cbgen.job.survey import RowSurvey
@@ -25,12 +23,12 @@ def refuse_bad_rows(
     """
     if any(is_stream(name) for name in options.inputs.names):
         return
-    ids = IdIndex(recipe.output.on_duplicate_id)
-
-    def admit(record: Record) -> Record:
-        return ids.admit(identify(record, options.input_format))
-
-    survey.add(options.inputs.records(admit), preparer)
+    source = RowSource.of_inputs(
+        options.inputs,
+        on_duplicate_id=recipe.output.on_duplicate_id,
+        input_format=options.input_format,
+    )
+    survey.add(source.records(), preparer)
     if survey.examples:
         first = survey.examples[0]
         others = survey.errors.total() - 1

@@ -65,11 +65,6 @@ class RowSurvey:
         """Tokens of all prompts of good rows."""
         return sum(length * rows for length, rows in self.prompt_lengths.items())
 
-    def admit(self, given: Record, admitted: Record) -> Record:
-        """Count a record whose id was used before, and return what takes its place."""
-        self.duplicate_ids += admitted is not given
-        return admitted
-
     def add(self, records: Iterable[Record], preparer: Preparer) -> None:
         """Prepare and count records."""
         for group in _groups(iter(records)):

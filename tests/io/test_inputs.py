@@ -6,8 +6,8 @@ import json
 import pytest
 
 from cbgen.errors import UsageError
-from cbgen.io.identity import IdIndex
 from cbgen.io.inputs import open_inputs
+from cbgen.io.row_source import RowSource
 from cbgen.io.shard import Shard
 from tests.helpers.packed import pack, write_parquet
 from tests.helpers.records import error_codes, error_of
@@ -75,12 +75,14 @@ def test_a_file_is_closed_when_nobody_reads_on(files):
 
 
 def test_a_repeated_id_names_both_files(files):
-    ids = IdIndex()
-    records = list(open_inputs([files([{}, {"id": "a"}], [{"id": "a"}])]).records(ids.admit))
+    inputs = open_inputs([files([{}, {"id": "a"}], [{"id": "a"}])])
+    source = RowSource.of_inputs(inputs, on_duplicate_id="error")
+    records = list(source.records())
     assert error_codes(records) == [None, None, "duplicate_id"]
     message = error_of(records[2]).message
     assert "in-1.jsonl:1: id 'a' was used already at " in message
     assert "in-0.jsonl:2" in message
+    assert source.num_repeated_ids == 1
 
 
 def test_shards_share_out_the_records_and_keep_their_indexes(files):
@@ -97,8 +99,10 @@ def test_the_limit_counts_before_records_are_shared_out(files):
 
 def test_every_shard_knows_the_ids_of_the_others(files):
     pattern = files([{"id": "a"}, {"id": "a"}, {"id": "b"}])
-    records = list(open_inputs([pattern], shard=Shard(1, 2)).records(IdIndex().admit))
-    assert error_codes(records) == ["duplicate_id"]
+    inputs = open_inputs([pattern], shard=Shard(1, 2))
+    source = RowSource.of_inputs(inputs, on_duplicate_id="error")
+    assert error_codes(list(source.records())) == ["duplicate_id"]
+    assert source.num_read == 3
 
 
 def test_a_shard_can_be_empty(files):

@@ -13,10 +13,9 @@ from openai.types.chat import ChatCompletion
 import cbgen
 from cbgen.errors import UsageError
 from cbgen.io.encode import encode_row
-from cbgen.io.identity import IdIndex
 from cbgen.io.inputs import open_inputs
-from cbgen.io.openai.requests import identify
 from cbgen.io.row_facts import read_facts
+from cbgen.io.row_source import RowSource
 from cbgen.job.options import JobOptions
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.run import run_job
@@ -39,12 +38,10 @@ def recipe(tiny_model):
 
 def answer(recipe, dialect) -> list[bytes]:
     """Return the output lines of the dialect's file."""
-    ids = IdIndex()
-    records = open_inputs([str(DATA / f"{dialect}_batch.jsonl")]).records(
-        lambda record: ids.admit(identify(record, dialect))
-    )
+    inputs = open_inputs([str(DATA / f"{dialect}_batch.jsonl")])
+    source = RowSource.of_inputs(inputs, on_duplicate_id="error", input_format=dialect)
     with open_session(recipe_from_mapping(recipe), None, JobStatistics()) as session:
-        rows = dict(session.job.rows(records))
+        rows = dict(session.job.rows(source.records()))
     return [encode_row(rows[index]) for index in sorted(rows)]
 
 
