@@ -59,7 +59,7 @@ run: model ## answer examples/prompts.jsonl with the small model and print the f
 	@$(BIN)/python examples/print_answers.py out.jsonl
 
 docs: install ## write the generated pages of docs/ anew
-	$(BIN)/python -m cbgen.recipe.reference > docs/recipe.md.new
+	$(BIN)/python -m cbgen.recipe.describe > docs/recipe.md.new
 	mv docs/recipe.md.new docs/recipe.md
 
 clean: ## remove .venv, caches and what make run wrote

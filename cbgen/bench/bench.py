@@ -169,7 +169,7 @@ def run_bench(
     loaded = load_model(recipe.model)
     recorder = StepRecorder()
     with attached_engine(
-        loaded.model, recipe.continuous_batching, recipe.model.attn_implementation, recorder
+        loaded.model, recipe.continuous_batching_config, recipe.model.attn_implementation, recorder
     ) as built:
         load_seconds = time.perf_counter() - started
         workload = make_workload(built.facts.vocab_size)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cbgen.errors import UsageError
-from cbgen.recipe.starter import starter_recipe
+from cbgen.recipe.describe import starter_recipe
 
 
 def init_command(

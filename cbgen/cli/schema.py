@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from cbgen.recipe.json_schema import recipe_json_schema
+from cbgen.recipe.describe import recipe_json_schema
 
 
 def schema_command() -> None:

@@ -61,7 +61,7 @@ def plan_job(recipe: Recipe, inputs: Inputs | None, input_format: InputFormat = 
         UsageError: what the run would be refused for: recipe, model, machine, an unreadable input.
     """
     template = compile_template(recipe.prompt.template)
-    planned = plan_engine(recipe.model, recipe.continuous_batching)
+    planned = plan_engine(recipe.model, recipe.continuous_batching_config)
     plan, facts = planned.plan, planned.facts
     prepared = make_preparation(recipe, template, planned.loaded, plan)
     settings = effective_settings(recipe, facts, plan, prepared)

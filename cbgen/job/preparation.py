@@ -36,10 +36,10 @@ def make_preparation(
     renderer = Renderer(loaded.tokenizer, recipe.prompt)
     generation = GenerationSettings(
         model=loaded.generation_defaults if recipe.generation_defaults == "model" else {},
-        recipe=recipe.generation,
+        recipe=recipe.generation_config,
         eos_token_ids=loaded.eos_token_ids,
         run_seed=recipe.seed or 0,
-        logprobs=mode if recipe.continuous_batching.return_logprobs else None,
+        logprobs=mode if recipe.continuous_batching_config.return_logprobs else None,
         logprobs_mode=mode,
     )
     preparer = Preparer(
@@ -50,6 +50,6 @@ def make_preparation(
         cache_tokens=plan.cache_tokens,
         max_prompt=recipe.prompt.max_length,
         truncates=recipe.prompt.truncation != "error",
-        shares_prefixes=recipe.continuous_batching.allow_block_sharing,
+        shares_prefixes=recipe.continuous_batching_config.allow_block_sharing,
     )
     return Preparation(preparer, renderer, generation, loaded.dtype_reason)

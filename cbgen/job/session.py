@@ -88,12 +88,12 @@ def open_session(
     if loaded is None:
         loaded = load_model(recipe.model)
     with attached_engine(
-        loaded.model, recipe.continuous_batching, recipe.model.attn_implementation, observer
+        loaded.model, recipe.continuous_batching_config, recipe.model.attn_implementation, observer
     ) as built:
         prepared = make_preparation(recipe, template, loaded, built.plan)
         results = Results()
         loop = EngineLoop(
-            built.engine, results, max_queue_size=recipe.continuous_batching.max_queue_size
+            built.engine, results, max_queue_size=recipe.continuous_batching_config.max_queue_size
         )
         job = BatchJob(
             preparer=prepared.preparer,

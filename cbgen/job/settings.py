@@ -50,7 +50,7 @@ def effective_settings(
             recipe,
             plan,
             f"{batching}.max_queue_size",
-            recipe.continuous_batching.max_queue_size,
+            recipe.continuous_batching_config.max_queue_size,
         ),
         Setting("max_context", plan.max_context, plan.reasons["max_context"]),
         _decided(recipe, "output.order", recipe.output.order, recipe.output.order),

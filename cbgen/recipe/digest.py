@@ -11,10 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cbgen.recipe.schema import BATCHING_SECTION, GENERATION_SECTION, Recipe
+from cbgen.recipe.schema import Recipe, default_of
 from cbgen.values import show_yaml
-
-_SECTION_NAMES = {"generation": GENERATION_SECTION, "continuous_batching": BATCHING_SECTION}
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -29,9 +27,7 @@ def recipe_digest(recipe: Recipe) -> str:
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe says beyond the defaults, as JSON values under its sections' names."""
     said = _said(dataclasses.replace(recipe, digest="", origins={}))
-    assert isinstance(said, dict), "a recipe is a dataclass"
-    named = {_SECTION_NAMES.get(name, name): value for name, value in said.items()}
-    values: dict[str, Any] = json.loads(json.dumps(named))
+    values: dict[str, Any] = json.loads(json.dumps(said))
     return values
 
 
@@ -65,10 +61,3 @@ def _said(value: object) -> object:
         return value
     given = ((item, getattr(value, item.name)) for item in dataclasses.fields(value))
     return {item.name: _said(held) for item, held in given if held != default_of(item)}
-
-
-def default_of(item: dataclasses.Field[Any]) -> object:
-    """Return the default of a field, `dataclasses.MISSING` where it has none."""
-    if item.default_factory is not dataclasses.MISSING:
-        return item.default_factory()
-    return item.default

@@ -15,9 +15,8 @@ from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
 from cbgen.errors import RecipeError, UsageError
 from cbgen.generation.check import FieldError, check_generation_fields
 from cbgen.generation.fields import GENERATION_FIELDS
-from cbgen.recipe.deprecated import rename_spellings
-from cbgen.recipe.digest import default_of, recipe_digest
-from cbgen.recipe.overrides import apply_override
+from cbgen.recipe.digest import recipe_digest
+from cbgen.recipe.overrides import apply_override, rename_spellings
 from cbgen.recipe.schema import (
     BATCHING_SECTION,
     GENERATION_SECTION,
@@ -28,9 +27,9 @@ from cbgen.recipe.schema import (
     OutputConfig,
     PromptConfig,
     Recipe,
+    default_of,
 )
-from cbgen.recipe.tree import Path, Place, Tree
-from cbgen.recipe.yaml_tree import read_recipe_file
+from cbgen.recipe.yaml import Path, Place, Tree, read_recipe_file
 from cbgen.values import Plain, admits_none, convert, nearest_name, plain_copy, show
 
 Section = TypeVar("Section")
@@ -78,34 +77,30 @@ def _check(tree: Tree, overrides: Sequence[str]) -> Recipe:
     if switches.get("deterministic") is True:
         place = tree.place(("deterministic",))
         raise place.error("deterministic = true is not supported yet; remove it")
-    checked: dict[str, Any] = {
-        "model": _section(tree, "model", ModelConfig),
-        "prompt": _section(tree, "prompt", PromptConfig),
-        "generation": _generation(tree),
-        "continuous_batching": _section(tree, BATCHING_SECTION, ContinuousBatchingConfig),
-        "output": _section(tree, "output", OutputConfig),
+    recipe = Recipe(
+        model=_section(tree, "model", ModelConfig),
+        prompt=_section(tree, "prompt", PromptConfig),
+        generation_config=_generation(tree),
+        continuous_batching_config=_section(tree, BATCHING_SECTION, ContinuousBatchingConfig),
+        output=_section(tree, "output", OutputConfig),
         **switches,
-    }
-    _check_run_seed(tree, checked["generation"], checked["continuous_batching"].seed)
-    recipe = Recipe(**checked, digest="", origins=_origins(tree))
+        digest="",
+        origins=_origins(tree),
+    )
+    _check_run_seed(tree, recipe)
     return dataclasses.replace(recipe, digest=recipe_digest(recipe))
 
 
 def _section(tree: Tree, name: str, cls: type[Section]) -> Section:
     values = _typed(tree, (name,), tree.section(name), cls)
-    for key in _required_names(cls):
-        if key not in values:
-            raise tree.place((name, key)).error(f"{name}.{key} is missing; a recipe must give it")
+    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if item.name not in values and default_of(item) is dataclasses.MISSING:
+            key = f"{name}.{item.name}"
+            raise tree.place((name, item.name)).error(f"{key} is missing; a recipe must give it")
     try:
         return cls(**values)
     except UsageError as error:
         raise _placed(error, tree, name) from error
-
-
-def _required_names(cls: type) -> list[str]:
-    return [
-        item.name for item in dataclasses.fields(cls) if default_of(item) is dataclasses.MISSING
-    ]
 
 
 def _placed(error: UsageError, tree: Tree, section: str) -> RecipeError:
@@ -148,8 +143,9 @@ def _generation(tree: Tree) -> dict[str, Any]:
         raise place.error(f"{GENERATION_SECTION}.{error.message}") from error
 
 
-def _check_run_seed(tree: Tree, generation: Mapping[str, Any], seed: int | None) -> None:
+def _check_run_seed(tree: Tree, recipe: Recipe) -> None:
     """Check the seed of continuous_batching_config: its range, and that it is the only run seed."""
+    seed = recipe.continuous_batching_config.seed
     if seed is None:
         return
     place = tree.place((BATCHING_SECTION, "seed"))
@@ -157,9 +153,9 @@ def _check_run_seed(tree: Tree, generation: Mapping[str, Any], seed: int | None)
         check_generation_fields({"seed": seed})
     except FieldError as error:
         raise place.error(f"{BATCHING_SECTION}.{error.message}") from error
-    if generation.get("seed", seed) != seed:
+    if recipe.seed != seed:
         raise tree.place((GENERATION_SECTION, "seed")).error(
-            f"{GENERATION_SECTION}.seed = {generation['seed']} contradicts "
+            f"{GENERATION_SECTION}.seed = {recipe.seed} contradicts "
             f"{BATCHING_SECTION}.seed = {seed} ({place}); give one of the two"
         )
 

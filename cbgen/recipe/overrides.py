@@ -1,21 +1,36 @@
-"""`--set section.key=value`: one value of a recipe from the command line."""
+"""Changes to a recipe before it is checked: `--set section.key=value`, and old names made new.
+
+A section or field has one name of today. Other spellings become that name, deprecated ones with a
+warning, in the file as well as in an override.
+"""
 
 from __future__ import annotations
 
+import logging
+
 from cbgen.errors import RecipeError
-from cbgen.recipe.deprecated import rename_field
-from cbgen.recipe.fields import section_fields
-from cbgen.recipe.schema import SECTION_ORDER, SECTIONS, SWITCHES
-from cbgen.recipe.tree import Place, Tree
-from cbgen.recipe.yaml_tree import parse_value
-from cbgen.values import Plain
+from cbgen.recipe.schema import (
+    BATCHING_SECTION,
+    DEPRECATED_FIELDS,
+    SECTION_ORDER,
+    SECTION_SPELLINGS,
+    SECTIONS,
+    SWITCHES,
+    section_fields,
+)
+from cbgen.recipe.yaml import Path, Place, Tree, parse_value
+from cbgen.values import Plain, show
+
+logger = logging.getLogger(__name__)
+
+_HIGHEST_COMPILE_LEVEL = 3
 
 
 def apply_override(tree: Tree, text: str) -> None:
     """Put one override into a recipe; a later one of the same key wins.
 
     The text is `section.key=value` or `switch=value`; the key may go into mappings. The value is
-    YAML, but where the field takes text alone and the YAML is anything else, it is the text itself:
+    YAML. A field that takes text alone gets the text itself where the YAML is something else:
     `prompt.template=Q: {question}` means what it seems to.
 
     Raises:
@@ -26,7 +41,7 @@ def apply_override(tree: Tree, text: str) -> None:
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path):
         raise place.error("expected section.key=value")
-    renamed = rename_field(path, _parse(path, value_text, place), place)
+    renamed = _rename_field(path, _parse(path, value_text, place), place)
     if renamed is None:
         return
     path, value = renamed
@@ -36,20 +51,66 @@ def apply_override(tree: Tree, text: str) -> None:
     tree.put(path, value, place)
 
 
-def _parse(path: tuple[str, ...], text: str, place: Place) -> Plain:
+def rename_spellings(tree: Tree) -> None:
+    """Give sections and deprecated fields of a recipe their names of today.
+
+    Raises:
+        RecipeError: a section or field is there under both names and the two disagree.
+    """
+    for spelling, name in SECTION_SPELLINGS.items():
+        if spelling not in tree.values:
+            continue
+        place = tree.place((spelling,))
+        if name in tree.values:
+            other = tree.place((name,))
+            raise place.error(f"{spelling} is another name of {name} (given at {other}); keep one")
+        tree.rename_section(spelling, name)
+    section = tree.section(BATCHING_SECTION)
+    for old in [name for name in DEPRECATED_FIELDS if name in section]:
+        place = tree.place((BATCHING_SECTION, old))
+        renamed = _rename_field((BATCHING_SECTION, old), tree.pop((BATCHING_SECTION, old)), place)
+        if renamed is None:
+            continue
+        path, value = renamed
+        name = path[-1]
+        if section.get(name) not in (None, value):
+            raise place.error(
+                f"{BATCHING_SECTION}.{old} is the old name of {name} and asks for {show(value)}, "
+                f"but {name} is {show(section[name])}; keep one"
+            )
+        tree.put(path, value, place)
+
+
+def _rename_field(path: Path, value: Plain, place: Place) -> tuple[Path, Plain] | None:
+    """Return path and value under the name of today, or None where nothing is left of it."""
+    path = (SECTION_SPELLINGS.get(path[0], path[0]), *path[1:])
+    if path[0] != BATCHING_SECTION or len(path) != 2 or path[1] not in DEPRECATED_FIELDS:
+        return path, value
+    old, new = path[1], DEPRECATED_FIELDS[path[1]]
+    name = f"{BATCHING_SECTION}.{old}"
+    if new is None:
+        logger.warning("%s: %s is deprecated and has no effect; remove it", place, name)
+        return None
+    logger.warning("%s: %s is deprecated; use %s", place, name, new)
+    if value is None:
+        return None
+    if old == "use_default_compile_configs":
+        if not isinstance(value, bool):
+            raise place.error(f"{name}: expected true or false, got {show(value)}")
+        value = _HIGHEST_COMPILE_LEVEL if value else 0
+    return (BATCHING_SECTION, new), value
+
+
+def _parse(path: Path, text: str, place: Place) -> Plain:
+    takes_text_alone = False
+    if len(path) == 2 and path[0] in SECTIONS:
+        types = {field.name: field.type for field in section_fields(path[0])}
+        takes_text_alone = types.get(path[1]) in (str, str | None)
     try:
         value = parse_value(text, place)
     except RecipeError:
-        if _takes_text_alone(path):
-            return text
-        raise
-    if value is None or isinstance(value, str) or not _takes_text_alone(path):
-        return value
-    return text
-
-
-def _takes_text_alone(path: tuple[str, ...]) -> bool:
-    if len(path) != 2 or path[0] not in SECTIONS:
-        return False
-    annotations = {field.name: field.type for field in section_fields(path[0])}
-    return annotations.get(path[1]) in (str, str | None)
+        if not takes_text_alone:
+            raise
+        return text
+    is_other = value is not None and not isinstance(value, str)
+    return text if takes_text_alone and is_other else value

@@ -1,18 +1,32 @@
-"""The sections of a recipe that are the job's own, and the checked recipe as a whole.
+"""What a recipe may hold: its sections, and every field's name, type, default and documentation.
 
 The sections `model` and `continuous_batching_config` belong to `cbgen.engine.config`, the fields of
-`generation_config` to `cbgen.generation.fields`.
+`generation_config` to `cbgen.generation.fields`. A field is documented by the text under it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import dataclasses
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
-from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
+from cbgen.engine.config import (
+    ATTENTION_BACKENDS,
+    DTYPES,
+    QUANTIZATIONS,
+    SCHEDULER_TYPES,
+    ContinuousBatchingConfig,
+    ModelConfig,
+)
 from cbgen.errors import UsageError
 from cbgen.generation.fields import GENERATION_SECTION as GENERATION_SECTION
+from cbgen.values import Annotation, Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +75,12 @@ class OutputConfig:
     """A repeated id makes the later row an error row, or gets a suffix."""
 
     def __post_init__(self) -> None:
-        for name in ("top_logprobs", "prompt_logprobs"):
+        for name, off in (("top_logprobs", 0), ("prompt_logprobs", None)):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise UsageError(f"output.{name} must be at least 0, got {value}")
-        if self.top_logprobs > 0:
-            raise UsageError(
-                f"output.top_logprobs = {self.top_logprobs} is not supported yet; remove it"
-            )
-        if self.prompt_logprobs is not None:
-            raise UsageError(
-                f"output.prompt_logprobs = {self.prompt_logprobs} is not supported yet; remove it"
-            )
+            if value != off:
+                raise UsageError(f"output.{name} = {value} is not supported yet; remove it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +91,9 @@ class Recipe:
     """Which model to load and how."""
     prompt: PromptConfig
     """How an input row becomes prompt tokens."""
-    generation: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
     """Sampling and stopping: what the recipe gave, null left out (section `generation_config`)."""
-    continuous_batching: ContinuousBatchingConfig
+    continuous_batching_config: ContinuousBatchingConfig
     """Cache, batch and schedule settings."""
     output: OutputConfig
     """What an output row holds and in which order rows come."""
@@ -101,12 +109,12 @@ class Recipe:
     @property
     def seed(self) -> int | None:
         """The run seed from either of its two places; None where neither has it."""
-        seed: int | None = self.generation.get("seed", self.continuous_batching.seed)
+        seed: int | None = self.generation_config.get("seed", self.continuous_batching_config.seed)
         return seed
 
 
 BATCHING_SECTION = "continuous_batching_config"
-
+SECTION_ORDER = ("model", "prompt", GENERATION_SECTION, BATCHING_SECTION, "output")
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "prompt": PromptConfig,
@@ -114,8 +122,6 @@ SECTIONS: dict[str, type] = {
     "output": OutputConfig,
 }
 """Sections whose fields are those of a dataclass."""
-
-SECTION_ORDER = ("model", "prompt", GENERATION_SECTION, BATCHING_SECTION, "output")
 SWITCHES = ("generation_defaults", "deterministic")
 """Fields of a recipe that stand outside of any section."""
 
@@ -124,3 +130,78 @@ SECTION_SPELLINGS = {
     "ContinuousBatchingConfig": BATCHING_SECTION,
 }
 """Other spellings of section names."""
+DEPRECATED_FIELDS = {
+    "block_size": "page_size",
+    "use_default_compile_configs": "default_compile_level",
+    "max_cached_graphs": None,
+}
+"""Deprecated fields of continuous_batching_config and what replaces them; None: nothing does."""
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": DTYPES,
+    "attn_implementation": ATTENTION_BACKENDS,
+    "quantization": QUANTIZATIONS,
+    "scheduler_type": SCHEDULER_TYPES,
+}
+"""Choices of fields that are annotated as `str` alone, or as that or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeField:
+    """One field that a user may give."""
+
+    name: str
+    type: Annotation
+    default: Plain
+    """`dataclasses.MISSING` for a field that must be given."""
+    doc: str
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a recipe without the field is refused."""
+        return self.default is dataclasses.MISSING
+
+
+def section_fields(section: str) -> Iterator[RecipeField]:
+    """Yield the fields of a section that is a dataclass, in order."""
+    return _fields(SECTIONS[section])
+
+
+def switch_fields() -> Iterator[RecipeField]:
+    """Yield the fields that stand outside of any section."""
+    return (item for item in _fields(Recipe) if item.name in SWITCHES)
+
+
+def _fields(cls: type) -> Iterator[RecipeField]:
+    hints, docs = typing.get_type_hints(cls), field_docs(cls)
+    for item in dataclasses.fields(cls):
+        kind = hints[item.name]
+        if choices := _CHOICES.get(item.name):
+            is_nullable = type(None) in typing.get_args(kind)
+            kind = typing.Literal[choices]
+            kind = typing.Optional[kind] if is_nullable else kind  # noqa: UP045  for mypy
+        yield RecipeField(name=item.name, type=kind, default=default_of(item), doc=docs[item.name])
+
+
+def default_of(item: dataclasses.Field[Any]) -> object:
+    """Return the default of a field, `dataclasses.MISSING` where it has none."""
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return item.default
+
+
+@cache
+def field_docs(cls: type) -> dict[str, str]:
+    """Return the text under each annotated field of a class, on one line, in order of the source.
+
+    Fields without a text are left out.
+    """
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for statement, following in zip(definition.body, definition.body[1:], strict=False):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            docs[statement.target.id] = " ".join(str(following.value.value).split())
+    return docs

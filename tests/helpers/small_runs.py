@@ -67,7 +67,7 @@ def run_small(
             if not in_flight:
                 break
             record = in_flight.pop(3 * statistics.rows_done % len(in_flight))
-            row = answer_of(record, recipe.generation["max_new_tokens"])
+            row = answer_of(record, recipe.generation_config["max_new_tokens"])
             if row["error"] is None:
                 statistics.count_answer(
                     [row["finish_reason"]], prompt_tokens=1, completion_tokens=2

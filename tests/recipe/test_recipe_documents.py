@@ -11,12 +11,9 @@ import yaml
 from cbgen.cli.init import init_command
 from cbgen.cli.schema import schema_command
 from cbgen.errors import UsageError
-from cbgen.recipe.field_docs import field_docs
-from cbgen.recipe.json_schema import recipe_json_schema
+from cbgen.recipe.describe import recipe_json_schema, recipe_reference, starter_recipe
 from cbgen.recipe.load import load_recipe
-from cbgen.recipe.reference import recipe_reference
-from cbgen.recipe.schema import SECTIONS
-from cbgen.recipe.starter import starter_recipe
+from cbgen.recipe.schema import SECTIONS, field_docs
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
@@ -47,7 +44,7 @@ def test_the_small_recipe_is_greedy_chat():
     recipe = load_recipe(str(REPOSITORY / "recipes" / "smollm2.yaml"))
     assert recipe.model.path == "~/.cache/cbgen/models/SmolLM2-135M-Instruct.Q4_1.gguf"
     assert recipe.prompt.chat is True
-    assert recipe.generation == {"do_sample": False, "max_new_tokens": 64}
+    assert recipe.generation_config == {"do_sample": False, "max_new_tokens": 64}
 
 
 @pytest.mark.parametrize(
@@ -111,13 +108,13 @@ def test_schema_command_prints_the_schema(capsys):
 
 def test_the_reference_page_is_fresh():
     page = (REPOSITORY / "docs" / "recipe.md").read_text(encoding="utf-8")
-    assert page == recipe_reference(), "run python -m cbgen.recipe.reference > docs/recipe.md"
+    assert page == recipe_reference(), "run python -m cbgen.recipe.describe > docs/recipe.md"
 
 
 def test_the_starter_recipe_loads_as_it_is(recipe_path):
     recipe_path.write_text(starter_recipe(), encoding="utf-8")
     recipe = load_recipe("recipe.yaml")
-    assert recipe.generation == {"max_new_tokens": 256}
+    assert recipe.generation_config == {"max_new_tokens": 256}
 
 
 def test_the_commented_lines_of_the_starter_recipe_are_the_defaults(recipe_path):

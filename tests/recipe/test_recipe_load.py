@@ -12,8 +12,8 @@ from cbgen.recipe.load import load_recipe, recipe_from_mapping
 def test_a_recipe_with_only_a_model_has_all_defaults(load):
     recipe = load()
     assert recipe.model.path == "tiny"
-    assert recipe.continuous_batching.page_size == 256
-    assert recipe.generation == {}
+    assert recipe.continuous_batching_config.page_size == 256
+    assert recipe.generation_config == {}
     assert recipe.generation_defaults == "model"
     assert recipe.deterministic == "auto"
 
@@ -27,8 +27,8 @@ def test_every_section_reaches_its_field(load):
         "generation_defaults: none\n"
     )
     assert recipe.prompt.template == "Q: {q}"
-    assert recipe.generation == {"temperature": 1.0, "top_k": 5}
-    assert recipe.continuous_batching.safety_margin == 0.0
+    assert recipe.generation_config == {"temperature": 1.0, "top_k": 5}
+    assert recipe.continuous_batching_config.safety_margin == 0.0
     assert recipe.output.columns == ("id", "yes")
     assert recipe.generation_defaults == "none"
 
@@ -192,19 +192,19 @@ def test_null_leaves_a_field_at_its_default(load):
         "prompt:\ncontinuous_batching_config: {page_size: null}\ngeneration_config: {top_k: null}\n"
     )
     assert recipe.prompt.chat == "auto"
-    assert recipe.continuous_batching.page_size == 256
-    assert recipe.generation == {}
+    assert recipe.continuous_batching_config.page_size == 256
+    assert recipe.generation_config == {}
 
 
 def test_null_is_a_value_where_the_type_has_it(load):
     recipe = load("continuous_batching_config: {cpu_group_timeout: null}\n")
-    assert recipe.continuous_batching.cpu_group_timeout is None
+    assert recipe.continuous_batching_config.cpu_group_timeout is None
 
 
 def test_the_class_names_are_spellings_of_the_section_names(load):
     recipe = load("GenerationConfig: {top_k: 3}\nContinuousBatchingConfig: {page_size: 8}\n")
-    assert recipe.generation == {"top_k": 3}
-    assert recipe.continuous_batching.page_size == 8
+    assert recipe.generation_config == {"top_k": 3}
+    assert recipe.continuous_batching_config.page_size == 8
     assert recipe.origins["generation_config.top_k"] == "recipe.yaml:2"
 
 
@@ -219,7 +219,7 @@ def test_both_spellings_of_a_section_at_once_are_refused(refusal):
 def test_block_size_is_page_size_with_a_warning(load, caplog):
     with caplog.at_level(logging.WARNING):
         recipe = load("continuous_batching_config:\n  block_size: 32\n")
-    assert recipe.continuous_batching.page_size == 32
+    assert recipe.continuous_batching_config.page_size == 32
     assert caplog.messages == [
         "recipe.yaml:3: continuous_batching_config.block_size is deprecated; use page_size"
     ]
@@ -227,7 +227,7 @@ def test_block_size_is_page_size_with_a_warning(load, caplog):
 
 def test_block_size_beside_the_same_page_size_is_accepted(load):
     recipe = load("continuous_batching_config: {block_size: 32, page_size: 32}\n")
-    assert recipe.continuous_batching.page_size == 32
+    assert recipe.continuous_batching_config.page_size == 32
 
 
 def test_block_size_beside_another_page_size_is_refused(refusal):
@@ -278,7 +278,7 @@ def test_fields_for_compatibility_are_accepted(load):
         "continuous_batching_config: {per_request_processors: true, "
         "drop_unsupported_processors: false}\n"
     )
-    assert recipe.continuous_batching.per_request_processors
+    assert recipe.continuous_batching_config.per_request_processors
 
 
 def test_a_missing_file_is_named(recipe_path):

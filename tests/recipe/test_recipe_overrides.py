@@ -34,7 +34,7 @@ def test_an_override_reaches_into_mappings(load):
 def test_switches_and_spellings_may_be_set(load):
     recipe = load("", "generation_defaults=none", "GenerationConfig.top_k=3")
     assert recipe.generation_defaults == "none"
-    assert recipe.generation == {"top_k": 3}
+    assert recipe.generation_config == {"top_k": 3}
 
 
 def test_an_empty_value_unsets(load):
@@ -47,7 +47,7 @@ def test_block_size_may_be_set_and_wins_over_the_page_size_of_the_file(load, cap
             "continuous_batching_config: {page_size: 64}\n",
             "continuous_batching_config.block_size=32",
         )
-    assert recipe.continuous_batching.page_size == 32
+    assert recipe.continuous_batching_config.page_size == 32
     assert "block_size is deprecated; use page_size" in caplog.text
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cbgen.errors import RecipeError
 from cbgen.recipe.load import load_recipe
-from cbgen.recipe.yaml_tree import parse_recipe_text
+from cbgen.recipe.yaml import parse_recipe_text
 
 
 def refusal(text: str) -> str:

@@ -35,7 +35,7 @@ class Running:
         loaded = load_model(recipe.model)
         built = resources.enter_context(
             attached_engine(
-                loaded.model, recipe.continuous_batching, recipe.model.attn_implementation
+                loaded.model, recipe.continuous_batching_config, recipe.model.attn_implementation
             )
         )
         self._answers = Answers()

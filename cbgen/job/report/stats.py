@@ -72,18 +72,12 @@ def every_setting(recipe: Recipe, effective: Sequence[Setting]) -> dict[str, dic
         effective: what was decided once the model was there; wins over the recipe.
     """
     settings = {}
-    sections = {
-        "model": recipe.model,
-        "prompt": recipe.prompt,
-        "continuous_batching_config": recipe.continuous_batching,
-        "output": recipe.output,
-    }
     for section in SECTIONS:
         for field in fields(SECTIONS[section]):
             name = f"{section}.{field.name}"
-            value = getattr(sections[section], field.name)
+            value = getattr(getattr(recipe, section), field.name)
             settings[name] = (value, recipe.origins.get(name, "default"))
-    for key, value in recipe.generation.items():
+    for key, value in recipe.generation_config.items():
         name = f"{GENERATION_SECTION}.{key}"
         settings[name] = (value, recipe.origins.get(name, "recipe"))
     for name in SWITCHES:
