@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cbgen.engine.config import ContinuousBatchingConfig, WorkloadHints
     from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
     from cbgen.job.api import Engine, run
-    from cbgen.manager.failures import EngineDied, ManagerStopped
     from cbgen.manager.functions import (
         continuous_batching_context_manager,
         destroy_cached_continuous_batching_manager,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
         init_continuous_batching,
     )
     from cbgen.manager.manager import ContinuousBatchingManager
-    from cbgen.manager.streams import RequestOutput
+    from cbgen.manager.outputs import EngineDied, ManagerStopped, RequestOutput
 
 __all__ = [
     "CbgenError",
@@ -56,11 +55,11 @@ _HOMES = {
     "ContinuousBatchingConfig": "cbgen.engine.config",
     "ContinuousBatchingManager": "cbgen.manager.manager",
     "Engine": "cbgen.job.api",
-    "EngineDied": "cbgen.manager.failures",
+    "EngineDied": "cbgen.manager.outputs",
     "FinishReason": "cbgen.engine.request",
     "GenerationOutput": "cbgen.engine.request",
-    "ManagerStopped": "cbgen.manager.failures",
-    "RequestOutput": "cbgen.manager.streams",
+    "ManagerStopped": "cbgen.manager.outputs",
+    "RequestOutput": "cbgen.manager.outputs",
     "RequestStatus": "cbgen.engine.request",
     "WorkloadHints": "cbgen.engine.config",
     "continuous_batching_context_manager": "cbgen.manager.functions",

@@ -10,8 +10,8 @@ from transformers import GenerationConfig
 from cbgen.manager.fields import described, generation_fields
 from cbgen.manager.intake import Intake
 from cbgen.manager.mail import Mailbox
-from cbgen.manager.prompts import Prompt, Prompts, prompt_lists, token_list
 from cbgen.manager.requests import RequestForm, check_request_id
+from cbgen.manager.token_inputs import TokenInput, TokenInputs, prompt_id_list, prompt_id_lists
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class RequestAdder:
 
     def add_request(
         self,
-        input_ids: Prompt,
+        input_ids: TokenInput,
         request_id: str | None = None,
         max_new_tokens: int | None = None,
         streaming: bool = False,
@@ -60,11 +60,11 @@ class RequestAdder:
         fields = sampling | {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
         self._intake.check_names(fields)
         form = RequestForm(streaming=streaming, record_timestamps=record_timestamps, fields=fields)
-        return self.add([(request_id, token_list(input_ids), form)])[0][0]
+        return self.add([(request_id, prompt_id_list(input_ids), form)])[0][0]
 
     def add_requests(
         self,
-        inputs: Prompts,
+        inputs: TokenInputs,
         max_new_tokens: int | None = None,
         streaming: bool = False,
         record_timestamps: bool = False,
@@ -93,7 +93,7 @@ class RequestAdder:
             ValueError: `request_ids` or `generation_configs` are more or fewer than `inputs`.
             UsageError: one of `generation_configs` is none.
         """
-        prompts = prompt_lists(inputs)
+        prompts = prompt_id_lists(inputs)
         ids = _one_for_each("request_ids", request_ids, len(prompts))
         configs = _one_for_each("generation_configs", generation_configs, len(prompts))
         own = [

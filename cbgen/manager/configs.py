@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, get_type_hints
 
 import torch
@@ -19,7 +19,6 @@ from cbgen.engine.config import (
 from cbgen.errors import UsageError
 from cbgen.generation.check import FieldError, check_generation_fields
 from cbgen.manager.fields import described
-from cbgen.manager.setup import EngineSetup
 from cbgen.values import convert, nearest_name
 
 BatchingConfig: TypeAlias = ContinuousBatchingConfig | Mapping[str, Any] | object
@@ -29,6 +28,40 @@ GivenGeneration: TypeAlias = GenerationConfig | Mapping[str, Any]
 """The class of transformers, or a mapping of its fields."""
 
 _EAGER = ("eager", "paged|eager")
+
+_FIELDS_OF_REQUESTS = ("seed", "return_logprobs", "max_queue_size")
+"""Fields that an engine is not built by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """How the engine is to be built."""
+
+    config: ContinuousBatchingConfig
+    attn_implementation: str = "auto"
+    hints: WorkloadHints = field(default_factory=WorkloadHints)
+
+    def differences(self, other: EngineSetup) -> list[str]:
+        """Return the names of the settings for which `other` needs another engine than this."""
+        names = [
+            item.name
+            for item in fields(ContinuousBatchingConfig)
+            if item.name not in _FIELDS_OF_REQUESTS
+            and getattr(self.config, item.name) != getattr(other.config, item.name)
+        ]
+        if self.attn_implementation != other.attn_implementation:
+            names.append("attn_implementation")
+        if not all(
+            _covers(getattr(self.hints, item.name), getattr(other.hints, item.name))
+            for item in fields(WorkloadHints)
+        ):
+            names.append("workload_hints")
+        return names
+
+
+def _covers(built_for: int, wanted: int) -> bool:
+    """Whether an engine that was sized for one hint is large enough for another; 0 = unknown."""
+    return built_for == 0 or 0 < wanted <= built_for
 
 
 def engine_setup(

@@ -24,12 +24,11 @@ from cbgen.manager.configs import (
     engine_setup,
     setting,
 )
-from cbgen.manager.failures import EngineDied
 from cbgen.manager.manager import ContinuousBatchingManager, kept_manager
-from cbgen.manager.prompts import Prompts, prompt_lists
+from cbgen.manager.outputs import EngineDied, RequestOutput
 from cbgen.manager.requests import RequestForm
 from cbgen.manager.settings import LogprobsMode, SharedSettings
-from cbgen.manager.streams import RequestOutput
+from cbgen.manager.token_inputs import TokenInputs, prompt_id_lists
 
 _SEED_BITS = 32
 
@@ -150,7 +149,7 @@ def continuous_batching_context_manager(  # noqa: PLR0913  as in transformers
 
 def generate_batch(  # noqa: PLR0913  as in transformers
     model: PreTrainedModel,
-    inputs: Prompts,
+    inputs: TokenInputs,
     generation_config: GivenGeneration | None = None,
     continuous_batching_config: BatchingConfig | None = None,
     record_timestamps: bool = False,
@@ -190,7 +189,7 @@ def generate_batch(  # noqa: PLR0913  as in transformers
         EngineDied: the engine died; `outputs` of the exception has what was finished.
     """
     check_model(model)
-    prompts = prompt_lists(inputs)
+    prompts = prompt_id_lists(inputs)
     settings = SharedSettings(model, generation_config, run_seed=0, logprobs=None)
     settings.check(sampling, "generate_batch")
     if not prompts:

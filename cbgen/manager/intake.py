@@ -10,9 +10,9 @@ from typing import Any
 from cbgen.engine.request import FinishReason, RequestStatus
 from cbgen.engine.text.detokenizer import Decoder
 from cbgen.errors import EngineError
-from cbgen.manager.failures import ManagerStopped
 from cbgen.manager.lifecycle import Lifecycle
 from cbgen.manager.mail import Mailbox
+from cbgen.manager.outputs import ManagerStopped
 from cbgen.manager.requests import (
     PreparedRequest,
     RequestForm,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
-from cbgen.manager.streams import RequestOutput
+from cbgen.manager.outputs import RequestOutput
 
 
 class KeptOutputs:

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from cbgen.engine.build import BuiltEngine
 from cbgen.engine.events import StepStats
 from cbgen.errors import EngineError, UsageError
-from cbgen.manager.failures import ManagerStopped
+from cbgen.manager.configs import EngineSetup
+from cbgen.manager.outputs import ManagerStopped
 from cbgen.manager.router import OutputRouter
 from cbgen.manager.session import LOST, Session, build
-from cbgen.manager.setup import EngineSetup
 from cbgen.manager.sharing import users_of
 
 logger = logging.getLogger(__name__)

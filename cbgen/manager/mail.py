@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cbgen.errors import EngineError
-from cbgen.manager.streams import RequestOutput
+from cbgen.manager.outputs import RequestOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from cbgen.manager.mail import Closed, Mail, MailboxGone
-from cbgen.manager.streams import RequestOutput
+from cbgen.manager.outputs import RequestOutput
 
 
 class CallbackMailbox:

@@ -15,14 +15,14 @@ from transformers import PreTrainedModel
 from cbgen.engine.events import StepStats
 from cbgen.engine.text.detokenizer import Decoder
 from cbgen.manager.adding import RequestAdder
+from cbgen.manager.configs import EngineSetup
 from cbgen.manager.intake import Intake
 from cbgen.manager.lifecycle import Lifecycle
 from cbgen.manager.mail import Mail
+from cbgen.manager.outputs import RequestOutput
 from cbgen.manager.requests import RequestForm, RequestSettings
 from cbgen.manager.results import ResultReader
 from cbgen.manager.router import OutputRouter
-from cbgen.manager.setup import EngineSetup
-from cbgen.manager.streams import RequestOutput
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.text.detokenizer import Decoder
 from cbgen.errors import RowError
 from cbgen.manager.fields import described
-from cbgen.manager.streams import Progress, RequestOutput, StreamText
+from cbgen.manager.outputs import Progress, RequestOutput, StreamText
 
 
 @dataclass(frozen=True, slots=True)

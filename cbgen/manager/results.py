@@ -10,9 +10,9 @@ from queue import Empty, SimpleQueue
 from cbgen.manager.fields import described
 from cbgen.manager.mail import Closed, Mail
 from cbgen.manager.mailboxes import AsyncMailbox, CallbackMailbox
+from cbgen.manager.outputs import RequestOutput
 from cbgen.manager.requests import check_request_id
 from cbgen.manager.router import OutputRouter
-from cbgen.manager.streams import RequestOutput
 from cbgen.manager.waiters import WouldWait
 
 _IN_A_PAUSE = (

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from cbgen.engine.request import FinishReason, RequestStatus
 from cbgen.errors import EngineError
-from cbgen.manager.failures import EngineDied
 from cbgen.manager.kept import KeptOutputs
 from cbgen.manager.leaving import LeavingLock
 from cbgen.manager.mail import Closed, Mail, Mailbox, MailboxGone
-from cbgen.manager.streams import Progress, RequestOutput
+from cbgen.manager.outputs import EngineDied, Progress, RequestOutput
 from cbgen.manager.unanswered import UnansweredRequests
 from cbgen.manager.waiters import Waiter, Waiters, WouldWait
 

@@ -14,12 +14,12 @@ from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.plan import resolve
 from cbgen.engine.request import FinishReason, GenerationOutput, Request, RequestStatus
 from cbgen.errors import EngineError
-from cbgen.manager.lending import LentModel
+from cbgen.manager.configs import EngineSetup
+from cbgen.manager.model_loan import LentModel
+from cbgen.manager.outputs import Progress, RequestOutput
 from cbgen.manager.router import OutputRouter
 from cbgen.manager.running import running
-from cbgen.manager.setup import EngineSetup
 from cbgen.manager.sharing import users_of
-from cbgen.manager.streams import Progress, RequestOutput
 
 HARD_STOP_CODE = "hard_stop"
 LOST = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cbgen.manager.streams import Progress
+from cbgen.manager.outputs import Progress
 
 _NUM_REMEMBERED = 10_000
 

@@ -6,16 +6,16 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-Prompt: TypeAlias = Iterable[int] | Mapping[str, Any]
+TokenInput: TypeAlias = Iterable[int] | Mapping[str, Any]
 """A list, tuple, array or tensor of token ids, or what a tokenizer returns for one text."""
-Prompts: TypeAlias = Sequence[Prompt] | Mapping[str, Any]
+TokenInputs: TypeAlias = Sequence[TokenInput] | Mapping[str, Any]
 """Several of them, an array or tensor of rows, or what a tokenizer returns for several texts."""
 
 _IDS = "input_ids"
 _MASK = "attention_mask"
 
 
-def token_list(input_ids: Prompt) -> list[int]:
+def prompt_id_list(input_ids: TokenInput) -> list[int]:
     """Return the token ids of one prompt as Python integers.
 
     Args:
@@ -46,7 +46,7 @@ def token_list(input_ids: Prompt) -> list[int]:
     return [token_id for token_id, is_seen in zip(token_ids, seen, strict=True) if is_seen]
 
 
-def prompt_lists(inputs: Prompts) -> list[list[int]]:
+def prompt_id_lists(inputs: TokenInputs) -> list[list[int]]:
     """Return the token ids of several prompts.
 
     Raises:
@@ -65,7 +65,7 @@ def prompt_lists(inputs: Prompts) -> list[list[int]]:
     prompts = []
     for place, row in enumerate(rows):
         try:
-            prompts.append(token_list(row))
+            prompts.append(prompt_id_list(row))
         except TypeError as error:
             raise TypeError(f"inputs[{place}]: {error}") from error
     return prompts
@@ -75,7 +75,7 @@ def _is_flat(rows: Sequence[Any]) -> bool:
     return bool(rows) and (isinstance(rows[0], int) or getattr(rows[0], "ndim", None) == 0)
 
 
-def _rows(inputs: Prompts) -> list[Any]:
+def _rows(inputs: TokenInputs) -> list[Any]:
     if isinstance(inputs, Mapping):
         token_ids, mask = _of_tokenizer(inputs)
         if mask is None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.text.detokenizer import Decoder, IncrementalDetokenizer
-from cbgen.errors import UsageError
+from cbgen.errors import EngineError, UsageError
 
 
 class StreamText:
@@ -138,6 +138,22 @@ class RequestOutput(GenerationOutput):
                 "generated_tokens yourself"
             )
         return self._progress.text.piece(self._piece)
+
+
+class ManagerStopped(EngineError, RuntimeError):
+    """The manager takes no requests: it was stopped, or has been destroyed."""
+
+
+class EngineDied(EngineError, RuntimeError):
+    """The engine failed while requests were waiting for it; the cause is attached.
+
+    Attributes:
+        outputs: requests that had been answered and not been fetched before, by id.
+    """
+
+    def __init__(self, message: str, outputs: Mapping[str, RequestOutput] | None = None) -> None:
+        super().__init__(message)
+        self.outputs: dict[str, RequestOutput] = dict(outputs or {})
 
 
 class Progress:
