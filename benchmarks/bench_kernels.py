@@ -20,8 +20,7 @@ from cbgen.engine.attention.cpu import CpuBackend
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.cpu import native
-from cbgen.engine.cpu.arena import Arena
-from cbgen.engine.cpu.packed import PackedWeight
+from cbgen.engine.cpu.packed import PackedWeight, WeightMemory
 
 pytestmark = [
     pytest.mark.bench,
@@ -64,8 +63,8 @@ def test_products(shape):
     depth, columns = shape
     weight = torch.randn(columns, depth).bfloat16()
     count = max(1, COLD_BYTES // (weight.numel() * 2))
-    arena = Arena()
-    copies = [PackedWeight.pack(weight, kernels(), arena=arena) for _ in range(count)]
+    memory = WeightMemory()
+    copies = [PackedWeight.pack(weight, kernels(), memory=memory) for _ in range(count)]
     plain = [weight.float() for _ in range(max(1, count // 2))]
     print(
         f"\n{depth} x {columns}; in the caches {peak():.0f} GFLOP/s; "
@@ -92,9 +91,9 @@ def test_int8_products(shape, name):
     depth, columns = shape
     weight = torch.randn(columns, depth).bfloat16()
     count = max(1, COLD_BYTES // weight.numel())
-    arena = Arena()
+    memory = WeightMemory()
     copies = {
-        dtype: [PackedWeight.pack(weight, kernels(), dtype, arena) for _ in range(count)]
+        dtype: [PackedWeight.pack(weight, kernels(), dtype, memory) for _ in range(count)]
         for dtype in (torch.int8, torch.bfloat16)
     }
     print(f"\n{depth} x {columns}, {name}; int8 / bfloat16 weights in GFLOP/s:")
@@ -132,10 +131,10 @@ def test_attention(case, dtype):
     shape = (requests * blocks, page_size, kv_heads, dim)
     read_bytes = requests * (past + new) * kv_heads * dim * 2 * dtype.itemsize
     count = max(1, min(16, COLD_BYTES // read_bytes))
-    arena = Arena()
+    memory = WeightMemory()
     caches = []
     for _ in range(count):
-        keys, values = arena.empty(shape, dtype), arena.empty(shape, dtype)
+        keys, values = memory.empty(shape, dtype), memory.empty(shape, dtype)
         caches.append(LayerCache(keys.copy_(torch.randn(shape)), values.copy_(torch.randn(shape))))
     tables = torch.randperm(requests * blocks).view(requests, blocks)
     tables[:, : shared // page_size] = tables[0, : shared // page_size]

@@ -34,7 +34,7 @@ MAY_IMPORT = {
 ENGINE_LEVELS = (
     ("config", "sampling.params", "cache.groups"),
     ("step", "cache.shape", "sizing", "plan", "request", "events"),
-    ("cpu.native", "cpu.native_decoder"),
+    ("cpu.native",),
     ("cache", "batch", "storage", "memory", "model", "cpu", "attention", "sampling", "text"),
     ("scheduler", "runner"),
     ("core",),

@@ -18,9 +18,9 @@ from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig, WorkloadHints
 from cbgen.engine.core import Engine
 from cbgen.engine.cpu import native
+from cbgen.engine.cpu.best_token import screen_bytes
+from cbgen.engine.cpu.int8 import weight_bytes
 from cbgen.engine.cpu.packing import can_pack
-from cbgen.engine.cpu.quantized import weight_bytes
-from cbgen.engine.cpu.screen import screen_bytes
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.memory import free_bytes, free_ram
 from cbgen.engine.model.attach import attached

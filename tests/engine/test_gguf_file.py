@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from cbgen.engine.model.gguf_file import reading_once
+from cbgen.engine.model.gguf import reading_once
 
 gguf = pytest.importorskip("gguf")
 transformers_gguf = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")

@@ -16,7 +16,7 @@ from cbgen.engine.cpu import native, packing
 from cbgen.engine.cpu.linears import packed_bytes
 from cbgen.engine.cpu.native import PANEL
 from cbgen.engine.cpu.packed import num_panels
-from cbgen.engine.cpu.reference import computing_in_float32, widen
+from cbgen.engine.cpu.packing import computing_in_float32, widen
 from cbgen.engine.model import checkpoint
 from cbgen.engine.model import load as loading
 from cbgen.engine.model.checkpoint import load_unwidened, matrix_dtypes

@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from cbgen.engine.cpu.decoder import FusedDecoder
 from cbgen.engine.cpu.fusing import fuse_decoder
 from cbgen.engine.cpu.linears import pack_linears
-from cbgen.engine.cpu.native import Kernels
-from cbgen.engine.cpu.native_decoder import PARTS
+from cbgen.engine.cpu.native import PARTS, Kernels
 from tests.helpers.models import random_model, tiny_config, tiny_model
 from tests.helpers.stepping import Stepper
 

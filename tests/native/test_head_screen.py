@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from cbgen.engine.cpu import screen as screens
+from cbgen.engine.cpu import best_token
+from cbgen.engine.cpu.best_token import HeadScreen, screen_bytes
 from cbgen.engine.cpu.decoder import find_decoder
 from cbgen.engine.cpu.decoder_layers import ModelParts
 from cbgen.engine.cpu.fusing import fuse_decoder
-from cbgen.engine.cpu.linears import pack_linears
+from cbgen.engine.cpu.linears import PackedLinear, pack_linears
 from cbgen.engine.cpu.native import PANEL, Kernels
-from cbgen.engine.cpu.packed import PackedLinear, PackedWeight
-from cbgen.engine.cpu.screen import Screen, screen_bytes
+from cbgen.engine.cpu.packed import PackedWeight
 from cbgen.engine.sampling.scores import Logits
 from tests.helpers.models import random_model, tiny_config, tiny_model
 
@@ -31,9 +31,9 @@ def pack_head(
     return PackedLinear(PackedWeight.pack(weight, kernels), linear, torch.float32)
 
 
-def find_screen(head: nn.Module, kernels: Kernels) -> Screen | None:
+def find_screen(head: nn.Module, kernels: Kernels) -> HeadScreen | None:
     nothing = nn.ModuleList()
-    return Screen.of(ModelParts(nothing, nothing, nothing, nothing, head), kernels)
+    return HeadScreen.of(ModelParts(nothing, nothing, nothing, nothing, head), kernels)
 
 
 def assert_best(weight: torch.Tensor, rows: torch.Tensor, kernels: Kernels) -> None:
@@ -222,7 +222,7 @@ def test_weights_are_rounded_a_piece_at_a_time(library: Kernels, monkeypatch):
     torch.manual_seed(9)
     weight, rows = torch.randn(333, 40), torch.randn(20, 40)
     whole = find_screen(pack_head(weight, library), library)
-    monkeypatch.setattr(screens, "_CHUNK_ROWS", 2 * PANEL)
+    monkeypatch.setattr(best_token, "_CHUNK_ROWS", 2 * PANEL)
     pieces = find_screen(pack_head(weight, library), library)
     assert whole is not None
     assert pieces is not None
@@ -247,9 +247,9 @@ def test_the_memory_of_a_screen_is_known_before(library: Kernels, name):
 def test_a_screen_that_finds_other_tokens_is_left_out(library: Kernels, monkeypatch, caplog):
     model = random_model(type(tiny_model("llama")), tiny_config("llama"))
     pack_linears(model, library)
-    real = Screen.best
+    real = HeadScreen.best
     monkeypatch.setattr(
-        Screen, "best", lambda self, hidden: (real(self, hidden)[0], real(self, hidden)[1] ^ 1)
+        HeadScreen, "best", lambda self, hidden: (real(self, hidden)[0], real(self, hidden)[1] ^ 1)
     )
     with caplog.at_level(logging.WARNING):
         assert fuse_decoder(model, library)

@@ -10,10 +10,8 @@ import math
 import pytest
 import torch
 
-from cbgen.engine.cpu.arena import Arena
 from cbgen.engine.cpu.native import Kernels
-from cbgen.engine.cpu.packed import PackedWeight
-from cbgen.engine.cpu.packed_check import check_packed
+from cbgen.engine.cpu.packed import PackedWeight, WeightMemory, check_packed
 from cbgen.errors import EngineError
 
 ROTATION = 64
@@ -191,7 +189,7 @@ def test_a_weight_that_is_not_finite_makes_its_column_nan(int8_kernels: Kernels)
 
 def test_weights_side_by_side_are_those_of_each(library: Kernels):
     weights, rows = [randn(33, 70, seed=1), randn(64, 70, seed=2)], randn(5, 70)
-    whole, parts = PackedWeight.pack_side_by_side(weights, library, torch.int8, Arena())
+    whole, parts = PackedWeight.pack_side_by_side(weights, library, torch.int8, WeightMemory())
     product = whole.multiply(rows)
     assert torch.equal(product[:, :33], parts[0].multiply(rows))
     assert torch.equal(product[:, 64:], pack(weights[1], library).multiply(rows))

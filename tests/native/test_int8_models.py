@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 import cbgen
 from cbgen.engine.build import plan_engine
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
-from cbgen.engine.cpu import native, quantized
+from cbgen.engine.cpu import int8, native
 from cbgen.engine.cpu.decoder import FusedDecoder
+from cbgen.engine.cpu.int8 import quantize_for_cpu
+from cbgen.engine.cpu.linears import PackedLinear
 from cbgen.engine.cpu.native import Kernels
-from cbgen.engine.cpu.packed import PackedLinear
-from cbgen.engine.cpu.quantized import quantize_for_cpu
 from cbgen.engine.model.load import load_model
 from cbgen.engine.model.probe import probe_model
 from cbgen.errors import UsageError
@@ -84,13 +84,13 @@ def test_the_error_of_the_logits_is_logged_once(library: Kernels, caplog):
 
 
 def test_a_model_whose_logits_are_lost_is_refused(library: Kernels, monkeypatch):
-    monkeypatch.setattr(quantized, "_MOST_ERROR", 1e-6)
+    monkeypatch.setattr(int8, "_MOST_ERROR", 1e-6)
     with pytest.raises(UsageError, match=r"moves the logits of this model by \d+%.*remove it"):
         quantize_for_cpu(own_model("llama"))
 
 
 def test_a_model_without_linear_layers_is_refused(library: Kernels, monkeypatch):
-    monkeypatch.setattr(quantized, "packable_weights", lambda model: [])
+    monkeypatch.setattr(int8, "packable_weights", lambda model: [])
     with pytest.raises(UsageError, match="LlamaForCausalLM has no linear layers"):
         quantize_for_cpu(own_model("llama"))
 
@@ -139,7 +139,7 @@ def test_without_kernels_int8_is_refused_before_weights_are_read(folder, monkeyp
 
 def test_int8_on_a_gpu_is_refused():
     with pytest.raises(UsageError, match=r"on cuda:0: set model\.device to cpu"):
-        quantized.check_quantization(torch.device("cuda:0"), torch.float32)
+        int8.check_quantization(torch.device("cuda:0"), torch.float32)
 
 
 def test_int8_beside_a_16_bit_dtype_is_refused(folder):

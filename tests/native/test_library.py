@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cbgen.engine.cpu import native, native_decoder
+from cbgen.engine.cpu import native
 from cbgen.engine.cpu.packed import PackedWeight
 from cbgen.errors import UsageError
 
@@ -103,9 +103,9 @@ def test_structures_are_as_large_as_in_c(library):
     c_library = ctypes.CDLL(str(native.LIBRARY))
     assert c_library.cbgen_linear_bytes() == ctypes.sizeof(native.Linear)
     assert c_library.cbgen_attention_bytes() == ctypes.sizeof(native.Attention)
-    assert c_library.cbgen_decoder_layer_bytes() == ctypes.sizeof(native_decoder.DecoderLayer)
-    assert c_library.cbgen_decoder_bytes() == ctypes.sizeof(native_decoder.Decoder)
-    assert c_library.cbgen_step_bytes() == ctypes.sizeof(native_decoder.Step)
+    assert c_library.cbgen_decoder_layer_bytes() == ctypes.sizeof(native.DecoderLayer)
+    assert c_library.cbgen_decoder_bytes() == ctypes.sizeof(native.Decoder)
+    assert c_library.cbgen_step_bytes() == ctypes.sizeof(native.Step)
 
 
 def test_a_dtype_that_the_kernels_do_not_know_is_the_reason_against_them():

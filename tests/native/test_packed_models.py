@@ -9,16 +9,18 @@ import torch
 from torch import nn
 from transformers import Gemma3ForCausalLM, PreTrainedModel
 
-from cbgen.engine.cpu.linears import pack_linears, packed_bytes, unpack_linears
-from cbgen.engine.cpu.native import Kernels
-from cbgen.engine.cpu.packed import (
+from cbgen.engine.cpu.linears import (
     FusedLinear,
     FusedProduct,
     PackedEmbedding,
     PackedLinear,
-    PackedWeight,
     Stash,
+    pack_linears,
+    packed_bytes,
+    unpack_linears,
 )
+from cbgen.engine.cpu.native import Kernels
+from cbgen.engine.cpu.packed import PackedWeight
 from cbgen.errors import EngineError
 from tests.helpers.models import VOCAB_SIZE, random_model, tiny_config, tiny_model
 

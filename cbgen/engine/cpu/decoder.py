@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 
 from cbgen.engine.attention.context import PagedLayers, PagedStep
 from cbgen.engine.attention.metadata import AttentionMetadata
+from cbgen.engine.cpu.best_token import HeadScreen
 from cbgen.engine.cpu.decoder_layers import ModelParts, describe
-from cbgen.engine.cpu.native import Kernels
-from cbgen.engine.cpu.native_decoder import PARTS, Cache, Step, StepGroup
-from cbgen.engine.cpu.screen import Screen
+from cbgen.engine.cpu.native import PARTS, Cache, Kernels, Step, StepGroup
 from cbgen.engine.sampling.scores import Logits, Scores
 
 
@@ -33,7 +32,7 @@ class FusedDecoder(nn.Module):
         # Behind a plain object, so that the other parts stay the model's alone.
         self._parts = parts
         self._kernels = kernels
-        self.screen: Screen | None = None
+        self.screen: HeadScreen | None = None
         """What finds best tokens without the head, if it can."""
         self._description = describe(parts)
         self._placed: PagedLayers | None = None
@@ -141,7 +140,7 @@ class FusedDecoder(nn.Module):
 class _HeadScores:
     """Scores of hidden states [n, hidden size], which become logits if those are asked for."""
 
-    def __init__(self, hidden: torch.Tensor, head: nn.Module, screen: Screen | None) -> None:
+    def __init__(self, hidden: torch.Tensor, head: nn.Module, screen: HeadScreen | None) -> None:
         self._hidden = hidden
         self._head = head
         self._screen = screen

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from cbgen.engine.cpu.native import PANEL
-from cbgen.engine.cpu.native_decoder import Decoder, DecoderLayer, Product
-from cbgen.engine.cpu.packed import FusedLinear, PackedLinear, num_panels
+from cbgen.engine.cpu.linears import FusedLinear, PackedLinear
+from cbgen.engine.cpu.native import PANEL, Decoder, DecoderLayer, Product
+from cbgen.engine.cpu.packed import num_panels
 
 _PREFIXES = {
     "llama": "Llama",

@@ -15,10 +15,10 @@ from cbgen.engine.attention.context import PagedLayers, PagedStep, forward_conte
 from cbgen.engine.attention.cpu import CpuBackend
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.cache.groups import AttentionSpan
+from cbgen.engine.cpu.best_token import HeadScreen
 from cbgen.engine.cpu.decoder import FusedDecoder
 from cbgen.engine.cpu.decoder_layers import find_parts, layer_indices
 from cbgen.engine.cpu.native import Kernels
-from cbgen.engine.cpu.screen import Screen
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.probe import run_model
 from cbgen.engine.sampling.scores import Logits, Scores
@@ -63,7 +63,7 @@ def fuse_decoder(model: PreTrainedModel, kernels: Kernels, tolerance: float = _T
                 difference,
             )
             return False
-        decoder.screen = Screen.of(parts, kernels)
+        decoder.screen = HeadScreen.of(parts, kernels)
         best = _scores(model, parts.layers, is_fused=True).best()
     if not all(map(torch.equal, best, Logits(logits).best())):
         decoder.screen = None

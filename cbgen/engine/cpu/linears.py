@@ -1,8 +1,9 @@
 """Puts packed linear layers and embeddings into a model that cbgen has loaded itself, and back.
 
-What is swapped is recognized exactly: an `nn.Linear` or a `Conv1D` of transformers, no subclass, on
-the CPU, without hooks; the input embedding where it is plain or only scales. Everything else is
-left alone. Layers that read one input (q/k/v, gate/up) become one product.
+A packed module keeps the module that it stands for, without its weight, so that everything can be
+put back. What is swapped is recognized exactly: an `nn.Linear` or a `Conv1D` of transformers, no
+subclass, on the CPU, without hooks; the input embedding where it is plain or only scales.
+Everything else is left alone. Layers that read one input (q/k/v, gate/up) become one product.
 """
 
 from __future__ import annotations
@@ -15,18 +16,14 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from cbgen.engine.cpu.arena import Arena, give_back
-from cbgen.engine.cpu.native import FORMATS, Kernels
+from cbgen.engine.cpu.native import FORMATS, PANEL, Kernels
 from cbgen.engine.cpu.packed import (
-    FusedLinear,
-    FusedProduct,
-    PackedEmbedding,
-    PackedLinear,
-    PackedModule,
     PackedWeight,
-    Stash,
+    WeightMemory,
+    check_packed,
+    give_back,
+    num_panels,
 )
-from cbgen.engine.cpu.packed_check import check_packed
 
 _FUSED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that are called in this order with one input, if the module has them all."""
@@ -40,6 +37,129 @@ _MARKER = "cbgen_marker"
 models have none but packed ones."""
 
 _CHECKED_IDS = 32
+
+
+class PackedModule(nn.Module):
+    """Stands for a module whose weight is packed."""
+
+    def __init__(self, packed: PackedWeight, original: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.packed = packed
+        # In a list, so that it is no part of the model.
+        self._originals = [original]
+        shape = original.get_parameter("weight").shape
+        nothing = torch.full((1, 1), float("nan"), dtype=dtype).expand(shape)
+        original.weight = nn.Parameter(nothing, requires_grad=False)
+
+    @property
+    def original(self) -> nn.Module:
+        """The module that this one stands for, without its weight."""
+        return self._originals[0]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Shape, dtype and device of the weight, which models ask for; its values are NaN."""
+        return self.original.get_parameter("weight")
+
+
+class PackedLinear(PackedModule):
+    """Stands for an `nn.Linear` or a `Conv1D`."""
+
+    def __init__(self, packed: PackedWeight, original: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__(packed, original, dtype)
+        bias = original._parameters.get("bias")
+        self.bias = None if bias is None else bias.detach().float().contiguous()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [..., columns] of [..., depth]."""
+        return self.packed.multiply(rows, self.bias)
+
+
+class FusedProduct:
+    """Several linear layers of one input as one product, computed when the first of them is called.
+
+    The others take their columns of the result, as long as they are called with the very same
+    tensor. A model that calls them otherwise gets separate products from then on.
+    """
+
+    def __init__(self, packed: PackedWeight, parts: Sequence[PackedLinear], stash: Stash) -> None:
+        self.packed = packed
+        self._stash = stash
+        self._last = len(parts) - 1
+        self.is_fused = True
+        first = 0
+        self._columns: list[slice] = []
+        for part in parts:
+            self._columns.append(slice(first, first + part.packed.columns))
+            first += num_panels(part.packed.columns) * PANEL
+        self.bias = None
+        if any(part.bias is not None for part in parts):
+            self.bias = torch.zeros(packed.columns)
+            for part, columns in zip(parts, self._columns, strict=True):
+                if part.bias is not None:
+                    self.bias[columns] = part.bias
+
+    def multiply(self, index: int, part: PackedLinear, rows: torch.Tensor) -> torch.Tensor:
+        """Return the product of one part: [..., its columns]."""
+        if not self.is_fused:
+            return part.packed.multiply(rows, part.bias)
+        if index == 0:
+            output = self.packed.multiply(rows, self.bias)
+            self._stash.content = (self, rows, output)
+            return output[..., self._columns[0]]
+        content = self._stash.content
+        if content is None or content[0] is not self or content[1] is not rows:
+            self.is_fused = False
+            self._stash.content = None
+            return part.packed.multiply(rows, part.bias)
+        if index == self._last:
+            self._stash.content = None
+        return content[2][..., self._columns[index]]
+
+
+class Stash:
+    """The input and the result of the fused product that ran last; one of a model."""
+
+    def __init__(self) -> None:
+        self.content: tuple[FusedProduct, torch.Tensor, torch.Tensor] | None = None
+
+
+class FusedLinear(PackedLinear):
+    """One linear layer of several that are computed together."""
+
+    _fused: tuple[FusedProduct, int] | None = None
+
+    def join(self, product: FusedProduct, index: int) -> None:
+        """Make this layer the part of that number of a product."""
+        self._fused = (product, index)
+
+    @property
+    def product(self) -> FusedProduct | None:
+        """The product that this layer is part of."""
+        return None if self._fused is None else self._fused[0]
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [..., columns] of [..., depth]."""
+        if self._fused is None:
+            return super().forward(rows)
+        product, index = self._fused
+        return product.multiply(index, self, rows)
+
+
+class PackedEmbedding(PackedModule):
+    """Stands for an embedding: reads its rows from the packed form, which a tied head may share."""
+
+    def __init__(self, packed: PackedWeight, original: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__(packed, original, dtype)
+        self._dtype = dtype
+        self._is_scaled = type(original) is not nn.Embedding
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return [..., hidden size] of [...] token ids."""
+        rows = self.packed.rows(token_ids).to(self._dtype)
+        if self._is_scaled:
+            rows *= self.original.get_buffer("embed_scale").to(self._dtype)
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +262,7 @@ class _Packer:
         self._kernels = kernels
         self._dtype = dtype
         self._rounded = {id(model.get_parameter(name)) for name in rounded}
-        self._arena = Arena()
+        self._memory = WeightMemory()
         self._stash = Stash()
         self._replaced: set[int] = set()
         self._places = _places(model)
@@ -168,7 +288,7 @@ class _Packer:
         matrix = _matrix(module)
         if any(_matrix(user).shape != matrix.shape for user in users):
             return
-        packed = PackedWeight.pack(matrix, self._kernels, self._packed_dtype(module), self._arena)
+        packed = PackedWeight.pack(matrix, self._kernels, self._packed_dtype(module), self._memory)
         check_packed(matrix, packed)
         self._bytes += packed.num_bytes
         for user in users:
@@ -188,7 +308,7 @@ class _Packer:
         if len(dtypes) > 1 or len({matrix.shape[1] for matrix in matrices}) > 1:
             return
         whole, all_packed = PackedWeight.pack_side_by_side(
-            matrices, self._kernels, dtypes.pop(), self._arena
+            matrices, self._kernels, dtypes.pop(), self._memory
         )
         parts = []
         for layer, matrix, packed in zip(layers, matrices, all_packed, strict=True):

@@ -1,9 +1,11 @@
 """Opens the library of C++ kernels and calls it; the only file that knows its binary interface.
 
 The library is built when cbgen is installed, if there is a compiler. It has no threads of its own:
-it uses those of the OpenMP runtime that torch uses. The
-instruction set is the best one of the machine; `CBGEN_INSTRUCTION_SET` in the environment names
-another one, which is for tests.
+it uses those of the OpenMP runtime that torch uses. The instruction set is the best one of the
+machine; `CBGEN_INSTRUCTION_SET` in the environment names another one, which is for tests.
+
+The structures are those of csrc/kernels.h and csrc/decoder_tasks.h, which say what the fields mean.
+They hold addresses alone; whoever fills them keeps the tensors alive.
 """
 
 from __future__ import annotations
@@ -29,6 +31,13 @@ PACKED_FORMATS = FORMATS | {torch.int8: 3}
 """Formats of packed weights, by the dtype of their panels."""
 _DTYPES = {number: dtype for dtype, number in FORMATS.items()}
 
+MOST_PARTS = 3
+"""Linear layers of one input that a product holds."""
+
+PARTS = ("products", "attention", "small")
+"""What the library measures the time of, in its order; "small" are norms, rotary embedding and
+writes to the cache. Activations are part of the products whose results they take."""
+
 _ROTATION = 64
 """Depths of an int8 weight that are rotated together."""
 
@@ -40,7 +49,7 @@ _INSTRUCTION_SET_VARIABLE = "CBGEN_INSTRUCTION_SET"
 
 
 class Linear(ctypes.Structure):
-    """`CbgenLinear` of csrc/kernels.h."""
+    """`CbgenLinear`."""
 
     _fields_ = (
         ("input", ctypes.c_void_p),
@@ -58,7 +67,7 @@ class Linear(ctypes.Structure):
 
 
 class Attention(ctypes.Structure):
-    """`CbgenAttention` of csrc/kernels.h, which says what the fields mean."""
+    """`CbgenAttention`."""
 
     _fields_ = (
         ("query", ctypes.c_void_p),
@@ -89,6 +98,115 @@ class Attention(ctypes.Structure):
         ("scaling", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("format", ctypes.c_int32),
+    )
+
+
+class Product(ctypes.Structure):
+    """`CbgenProduct`."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("offsets", ctypes.c_int64 * MOST_PARTS),
+        ("parts", Linear * MOST_PARTS),
+    )
+
+
+class Cache(ctypes.Structure):
+    """`CbgenCache`."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("key_block_stride", ctypes.c_int64),
+        ("key_token_stride", ctypes.c_int64),
+        ("key_head_stride", ctypes.c_int64),
+        ("value_block_stride", ctypes.c_int64),
+        ("value_token_stride", ctypes.c_int64),
+        ("value_head_stride", ctypes.c_int64),
+        ("page_size", ctypes.c_int64),
+    )
+
+
+class DecoderLayer(ctypes.Structure):
+    """`CbgenDecoderLayer`."""
+
+    _fields_ = (
+        ("attention_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("query_key_value", Product),
+        ("output", Product),
+        ("gate", Linear),
+        ("up", Linear),
+        ("down", Product),
+        ("cache", Cache),
+        ("group", ctypes.c_int64),
+        ("rotary_dim", ctypes.c_int64),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class Decoder(ctypes.Structure):
+    """`CbgenDecoder`."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(DecoderLayer)),
+        ("num_layers", ctypes.c_int64),
+        ("last_norm", ctypes.c_void_p),
+        ("hidden_size", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("query_offset", ctypes.c_int64),
+        ("key_offset", ctypes.c_int64),
+        ("value_offset", ctypes.c_int64),
+        ("heads_width", ctypes.c_int64),
+        ("intermediate_size", ctypes.c_int64),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+class StepGroup(ctypes.Structure):
+    """`CbgenStepGroup`."""
+
+    _fields_ = (
+        ("block_tables", ctypes.c_void_p),
+        ("block_table_stride", ctypes.c_int64),
+        ("slots", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
+    )
+
+
+class BestColumns(ctypes.Structure):
+    """`CbgenBestColumns`."""
+
+    _fields_ = (
+        ("linear", Linear),
+        ("rounded", ctypes.c_void_p),
+        ("errors", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+    )
+
+
+class Step(ctypes.Structure):
+    """`CbgenStep`."""
+
+    _fields_ = (
+        ("hidden", ctypes.c_void_p),
+        ("tokens", ctypes.c_int64),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("query_starts", ctypes.c_void_p),
+        ("key_lens", ctypes.c_void_p),
+        ("requests", ctypes.c_int64),
+        ("groups", ctypes.POINTER(StepGroup)),
+        ("wanted", ctypes.c_void_p),
+        ("num_wanted", ctypes.c_int64),
+        ("output", ctypes.c_void_p),
+        ("seconds", ctypes.c_void_p),
     )
 
 
@@ -259,11 +377,11 @@ class Kernels:
         return operations
 
     def decode(self, decoder: ctypes.Structure, step: ctypes.Structure) -> None:
-        """Run decoder layers over the tokens of a step; see `native_decoder`."""
+        """Run decoder layers over the tokens of a step."""
         self._decode(ctypes.addressof(decoder), ctypes.addressof(step), torch.get_num_threads())
 
     def best_columns(self, arguments: ctypes.Structure) -> None:
-        """Find the largest column of each row of a product; see `native_decoder.BestColumns`."""
+        """Find the largest column of each row of a product; see `BestColumns`."""
         self._best_columns(ctypes.addressof(arguments), torch.get_num_threads())
 
 

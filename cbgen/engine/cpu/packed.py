@@ -1,22 +1,37 @@
-"""Modules that compute with packed weights, in the place of linear layers and embeddings.
+"""Packed weights: their form, the memory that they lie in, and the check against the original.
 
 A packed weight keeps every value exactly, in the smallest of bfloat16, float16 and float32 that
-can, or rounds them to int8; what goes in and comes out is float32 whatever the weights are. The
-modules keep the module that they stand for, without its weight, so that everything can be put back.
+can, or rounds them to int8; what goes in and comes out is float32 whatever the weights are. Weights
+are read once a step from end to end; with memory pages of 4 KiB much of that time goes into finding
+them, so they lie in large pieces that ask the system for huge pages (Linux gives them only to those
+who ask, and torch does not).
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from cbgen.engine.cpu.arena import Arena
 from cbgen.engine.cpu.native import PACKED_FORMATS, PANEL, Kernels, Linear, panel_shape
+from cbgen.errors import EngineError
 
 _UNPACK_ROWS = 4096
+_CHECKED_COLUMNS = 32
+_CHECKED_ROWS = 3
+_TOLERANCE = 1e-5
+"""Largest difference from torch's product, as a share of the sum of absolute terms."""
+_INT8_TOLERANCE = 0.03
+"""Of rows that are rounded to int8: the root mean square of the differences, as a share of that of
+the products. The values of random rows lie within some three deviations, which are 127 steps wide,
+so rounding makes 3 / 127 / sqrt(12) = 0.007."""
+_INT8_STEPS = 127
+_PIECE_BYTES = 64 * 2**20
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +51,7 @@ class PackedWeight:
         weight: torch.Tensor,
         kernels: Kernels,
         dtype: torch.dtype | None = None,
-        arena: Arena | None = None,
+        memory: WeightMemory | None = None,
     ) -> PackedWeight:
         """Pack a weight.
 
@@ -44,18 +59,22 @@ class PackedWeight:
             weight: [columns, depth] float32, bfloat16 or float16, strided in any way.
             kernels: the library.
             dtype: one that holds every value exactly, or int8; None = the smallest such.
-            arena: where the packed form lies; None = in memory of its own.
+            memory: where the packed form lies; None = in memory of its own.
         """
         columns, depth = weight.shape
         dtype = dtype or kernels.exact_dtype(weight)
         shape = panel_shape(columns, depth, dtype)
-        panels = torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
+        panels = torch.empty(shape, dtype=dtype) if memory is None else memory.empty(shape, dtype)
         kernels.pack(weight, panels)
         return cls(panels, columns, depth, kernels)
 
     @classmethod
     def pack_side_by_side(
-        cls, weights: Sequence[torch.Tensor], kernels: Kernels, dtype: torch.dtype, arena: Arena
+        cls,
+        weights: Sequence[torch.Tensor],
+        kernels: Kernels,
+        dtype: torch.dtype,
+        memory: WeightMemory,
     ) -> tuple[PackedWeight, list[PackedWeight]]:
         """Pack weights of one depth so that one product computes them all.
 
@@ -63,14 +82,14 @@ class PackedWeight:
             weights: as in `pack`.
             kernels: the library.
             dtype: as in `pack`.
-            arena: where the packed forms lie.
+            memory: where the packed forms lie.
 
         Returns:
             All of them as one weight, in which each begins with a panel of its own, and each.
         """
         depth = weights[0].shape[1]
         counts = [num_panels(weight.shape[0]) for weight in weights]
-        panels = arena.empty(panel_shape(sum(counts) * PANEL, depth, dtype), dtype)
+        panels = memory.empty(panel_shape(sum(counts) * PANEL, depth, dtype), dtype)
         parts = []
         first = 0
         for weight, count in zip(weights, counts, strict=True):
@@ -148,124 +167,82 @@ def num_panels(columns: int) -> int:
     return -(-columns // PANEL)
 
 
-class PackedModule(nn.Module):
-    """Stands for a module whose weight is packed."""
+class WeightMemory:
+    """Hands out tensors side by side; a piece is freed with the last tensor in it.
 
-    def __init__(self, packed: PackedWeight, original: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.packed = packed
-        # In a list, so that it is no part of the model.
-        self._originals = [original]
-        shape = original.get_parameter("weight").shape
-        nothing = torch.full((1, 1), float("nan"), dtype=dtype).expand(shape)
-        original.weight = nn.Parameter(nothing, requires_grad=False)
-
-    @property
-    def original(self) -> nn.Module:
-        """The module that this one stands for, without its weight."""
-        return self._originals[0]
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """Shape, dtype and device of the weight, which models ask for; its values are NaN."""
-        return self.original.get_parameter("weight")
-
-
-class PackedLinear(PackedModule):
-    """Stands for an `nn.Linear` or a `Conv1D`."""
-
-    def __init__(self, packed: PackedWeight, original: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__(packed, original, dtype)
-        bias = original._parameters.get("bias")
-        self.bias = None if bias is None else bias.detach().float().contiguous()
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return [..., columns] of [..., depth]."""
-        return self.packed.multiply(rows, self.bias)
-
-
-class FusedProduct:
-    """Several linear layers of one input as one product, computed when the first of them is called.
-
-    The others take their columns of the result, as long as they are called with the very same
-    tensor. A model that calls them otherwise gets separate products from then on.
+    Memory is handed out by the system when it is written, so what is left of a piece costs nothing.
+    Before each piece, what was freed goes back to the system: the originals of packed weights.
     """
 
-    def __init__(self, packed: PackedWeight, parts: Sequence[PackedLinear], stash: Stash) -> None:
-        self.packed = packed
-        self._stash = stash
-        self._last = len(parts) - 1
-        self.is_fused = True
-        first = 0
-        self._columns: list[slice] = []
-        for part in parts:
-            self._columns.append(slice(first, first + part.packed.columns))
-            first += num_panels(part.packed.columns) * PANEL
-        self.bias = None
-        if any(part.bias is not None for part in parts):
-            self.bias = torch.zeros(packed.columns)
-            for part, columns in zip(parts, self._columns, strict=True):
-                if part.bias is not None:
-                    self.bias[columns] = part.bias
-
-    def multiply(self, index: int, part: PackedLinear, rows: torch.Tensor) -> torch.Tensor:
-        """Return the product of one part: [..., its columns]."""
-        if not self.is_fused:
-            return part.packed.multiply(rows, part.bias)
-        if index == 0:
-            output = self.packed.multiply(rows, self.bias)
-            self._stash.content = (self, rows, output)
-            return output[..., self._columns[0]]
-        content = self._stash.content
-        if content is None or content[0] is not self or content[1] is not rows:
-            self.is_fused = False
-            self._stash.content = None
-            return part.packed.multiply(rows, part.bias)
-        if index == self._last:
-            self._stash.content = None
-        return content[2][..., self._columns[index]]
-
-
-class Stash:
-    """The input and the result of the fused product that ran last; one of a model."""
-
     def __init__(self) -> None:
-        self.content: tuple[FusedProduct, torch.Tensor, torch.Tensor] | None = None
+        self._piece = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a contiguous tensor of any content, on the CPU, aligned to a cache line."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if self._used + num_bytes > len(self._piece):
+            give_back()
+            self._piece = _huge_pages(max(_PIECE_BYTES, num_bytes + _ALIGNMENT))
+            self._used = -self._piece.data_ptr() % _ALIGNMENT
+        taken = self._piece[self._used : self._used + num_bytes]
+        self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return taken.view(dtype).view(shape)
 
 
-class FusedLinear(PackedLinear):
-    """One linear layer of several that are computed together."""
-
-    _fused: tuple[FusedProduct, int] | None = None
-
-    def join(self, product: FusedProduct, index: int) -> None:
-        """Make this layer the part of that number of a product."""
-        self._fused = (product, index)
-
-    @property
-    def product(self) -> FusedProduct | None:
-        """The product that this layer is part of."""
-        return None if self._fused is None else self._fused[0]
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return [..., columns] of [..., depth]."""
-        if self._fused is None:
-            return super().forward(rows)
-        product, index = self._fused
-        return product.multiply(index, self, rows)
+def give_back() -> None:
+    """Have the C library return freed memory to the system, which it keeps otherwise (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
-class PackedEmbedding(PackedModule):
-    """Stands for an embedding: reads its rows from the packed form, which a tied head may share."""
+def _huge_pages(num_bytes: int) -> torch.Tensor:
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
-    def __init__(self, packed: PackedWeight, original: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__(packed, original, dtype)
-        self._dtype = dtype
-        self._is_scaled = type(original) is not nn.Embedding
 
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return [..., hidden size] of [...] token ids."""
-        rows = self.packed.rows(token_ids).to(self._dtype)
-        if self._is_scaled:
-            rows *= self.original.get_buffer("embed_scale").to(self._dtype)
-        return rows
+def check_packed(matrix: torch.Tensor, packed: PackedWeight) -> None:
+    """Compare some columns of a packed weight and of its product with the original.
+
+    Args:
+        matrix: [columns, depth], the original.
+        packed: its packed form.
+
+    Raises:
+        EngineError: they differ by more than rounding.
+    """
+    columns, depth = matrix.shape
+    some = torch.linspace(0, columns - 1, min(_CHECKED_COLUMNS, columns)).long()
+    wanted = matrix[some].float()
+    generator = torch.Generator().manual_seed(columns)
+    rows = torch.randn(_CHECKED_ROWS, depth, generator=generator)
+    product, unpacked = packed.multiply(rows)[:, some], packed.rows(some)
+    is_right = _is_int8_right if packed.is_rounded else _is_exact
+    if not is_right(wanted, unpacked, rows, product):
+        raise EngineError(
+            f"a packed weight of shape {tuple(matrix.shape)} does not compute what the original "
+            f"does with the {packed.kernels.selected()} kernels; CBGEN_INSTRUCTION_SET=portable "
+            "avoids them"
+        )
+
+
+def _is_exact(
+    wanted: torch.Tensor, unpacked: torch.Tensor, rows: torch.Tensor, product: torch.Tensor
+) -> bool:
+    bound = _TOLERANCE * (rows.abs() @ wanted.abs().t()) + torch.finfo(torch.float32).tiny
+    difference = (product - rows @ wanted.t()).abs()
+    return torch.equal(unpacked, wanted) and bool((difference <= bound).all())
+
+
+def _is_int8_right(
+    wanted: torch.Tensor, unpacked: torch.Tensor, rows: torch.Tensor, product: torch.Tensor
+) -> bool:
+    # No value is rounded by more than half a step, and a step is at most the row's length over 127.
+    bound = math.sqrt(wanted.shape[1] + 64) / (2 * _INT8_STEPS) * wanted.norm(dim=1)
+    if not bool(((unpacked - wanted).norm(dim=1) <= bound).all()):
+        return False
+    exact = rows @ unpacked.t()
+    return bool((product - exact).norm() <= _INT8_TOLERANCE * exact.norm())

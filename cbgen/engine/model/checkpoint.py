@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 from cbgen.engine.cpu.linears import packable_weights
-from cbgen.engine.cpu.reference import HALVES, widen
+from cbgen.engine.cpu.packing import HALVES, widen
 
 _WEIGHTS_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"

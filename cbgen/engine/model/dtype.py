@@ -22,7 +22,7 @@ from cbgen.engine.cpu import native
 from cbgen.engine.cpu.linears import packable_weights
 from cbgen.engine.cpu.native import Kernels
 from cbgen.engine.cpu.packed import PackedWeight
-from cbgen.engine.cpu.reference import HALVES
+from cbgen.engine.cpu.packing import HALVES
 from cbgen.engine.memory import free_ram
 
 _MOST_MEMORY = 0.6

@@ -28,12 +28,11 @@ from transformers import (
 )
 
 from cbgen.engine.config import ModelConfig
-from cbgen.engine.cpu.packing import can_pack, pack_for_cpu
-from cbgen.engine.cpu.quantized import check_quantization, quantize_for_cpu
-from cbgen.engine.cpu.reference import HALVES
+from cbgen.engine.cpu.int8 import check_quantization, quantize_for_cpu
+from cbgen.engine.cpu.packing import HALVES, can_pack, pack_for_cpu
 from cbgen.engine.model.checkpoint import load_unwidened, matrix_dtypes
 from cbgen.engine.model.dtype import DtypeChoice, choose_dtype
-from cbgen.engine.model.gguf_file import reading_once
+from cbgen.engine.model.gguf import reading_once
 from cbgen.errors import UsageError
 
 logger = logging.getLogger(__name__)

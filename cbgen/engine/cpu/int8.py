@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from cbgen.engine.cpu import native
 from cbgen.engine.cpu.fusing import fuse_decoder
 from cbgen.engine.cpu.linears import pack_linears, packable_weights
-from cbgen.engine.cpu.reference import computing_in_float32, widen
+from cbgen.engine.cpu.packing import computing_in_float32, widen
 from cbgen.errors import UsageError
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import torch
 from transformers import PreTrainedModel
 
 from cbgen.engine.cpu.decoder_layers import ModelParts, is_known
-from cbgen.engine.cpu.native import PANEL, Kernels, panel_shape
-from cbgen.engine.cpu.native_decoder import BestColumns
-from cbgen.engine.cpu.packed import PackedLinear, PackedWeight, num_panels
+from cbgen.engine.cpu.linears import PackedLinear
+from cbgen.engine.cpu.native import PANEL, BestColumns, Kernels, panel_shape
+from cbgen.engine.cpu.packed import PackedWeight, num_panels
 
 _CHUNK_ROWS = 128 * PANEL
 """Weights that are rounded at once."""
@@ -31,7 +31,7 @@ _LONGEST = 1e6
 """Length of a token's weights up to which logits of rows that csrc/screen.h bounds are finite."""
 
 
-class Screen:
+class HeadScreen:
     """The weights of a head once more, in int8, and how far they are from the exact ones."""
 
     def __init__(self, exact: PackedWeight, rounded: torch.Tensor, errors: torch.Tensor) -> None:
@@ -41,7 +41,7 @@ class Screen:
         self._seconds = 0.0
 
     @classmethod
-    def of(cls, parts: ModelParts, kernels: Kernels) -> Screen | None:
+    def of(cls, parts: ModelParts, kernels: Kernels) -> HeadScreen | None:
         """Round the head of a model; None if it has a bias, or is not packed with finite values."""
         head = parts.head
         if not isinstance(head, PackedLinear) or head.bias is not None or head.packed.is_rounded:
