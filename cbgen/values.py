@@ -41,6 +41,12 @@ def show_yaml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def show_argument(value: object) -> str:
+    """Return the words for a wrong argument in Python: its type, and the value if it is short."""
+    name = type(value).__name__
+    return f"{name} {value!r}" if isinstance(value, str | int | float) else name
+
+
 def describe(annotation: Annotation) -> str:
     """Return the words for a type annotation, such as `an integer or null`."""
     simple = {

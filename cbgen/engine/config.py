@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from cbgen.engine.sampling.params import MAX_SEED
 from cbgen.errors import UsageError
 
 ATTENTION_BACKENDS = ("auto", "cpu", "sdpa", "eager", "paged|eager")
@@ -162,6 +163,8 @@ class ContinuousBatchingConfig:
                 "cpu_offload_space_safety_threshold must be above 0 and at most 1, "
                 f"got {self.cpu_offload_space_safety_threshold}"
             )
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            raise UsageError(f"seed must be at least 0 and at most {MAX_SEED}, got {self.seed}")
         for name in ("max_queue_size", "cpu_offload_space", "max_blocks_per_request"):
             value = getattr(self, name)
             if value is not None and not value >= 0:

@@ -63,6 +63,27 @@ def greedy_samples(count: int) -> FieldError:
     )
 
 
+def run_seed(generation: int | None, batching: int | None, place: str = "") -> int | None:
+    """Return the seed of a run, which may be given in two sections; None if neither has it.
+
+    Args:
+        generation: the seed of generation_config.
+        batching: the seed of continuous_batching_config.
+        place: where the latter was given, for the error.
+
+    Raises:
+        FieldError: the two differ.
+    """
+    if None not in (generation, batching) and generation != batching:
+        where = f" ({place})" if place else ""
+        raise FieldError(
+            "seed",
+            f"seed = {show(generation)} contradicts continuous_batching_config.seed = {batching}"
+            f"{where}; give one of the two",
+        )
+    return batching if generation is None else generation
+
+
 def _unknown(name: str, value: Plain) -> str:
     nearest = nearest_name(name, GENERATION_FIELDS)
     hint = "" if nearest is None else f"; did you mean {nearest}?"

@@ -1,54 +1,77 @@
-"""Which generation settings hold for a row: model < recipe < row, field by field.
+"""The settings that hold for a request: model < recipe < row, field by field.
 
-The most specific level with an opinion decides. Whether a row samples follows from the first level,
-row before recipe before model, that gives `do_sample` or, without it, a temperature.
+The most specific level that gives a field decides. Whether a request samples follows from the first
+level, row before recipe before model, that gives `do_sample` or, without it, a temperature.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cbgen.engine.sampling.params import SamplingParams, derive_seed
 from cbgen.errors import RowError, UsageError
 from cbgen.generation.check import FieldError, check_generation_fields, greedy_samples
-from cbgen.generation.fields import GENERATION_SECTION
+from cbgen.generation.fields import GENERATION_FIELDS, GENERATION_SECTION, Support
 
-_SHOWN_WHERE_GIVEN = (
-    "stop_token_ids",
-    "ignore_eos",
-    "max_new_tokens",
-    "max_length",
-    "num_return_sequences",
+LogprobsMode = Literal["raw", "processed"]
+
+_HONOURED = tuple(
+    name for name, field in GENERATION_FIELDS.items() if field.support is Support.HONOURED
 )
+_PARAMETERS = tuple(
+    item.name for item in dataclasses.fields(SamplingParams) if item.name in _HONOURED
+)
+"""Fields that the engine takes under the same name."""
+_FILTERS = ("temperature", "top_k", "top_p", "min_p")
+"""Fields without effect on a greedy request."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowGeneration:
-    """What one row asked for, resolved."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSettings:
+    """How one request is answered."""
 
-    params: SamplingParams
-    """Of its first answer; the others differ in the seed alone."""
-    sample_seeds: tuple[int, ...]
-    """A seed for each of its answers, beginning with that of `params`."""
+    samples: tuple[SamplingParams, ...]
+    """The parameters of each of its answers; they differ in the seed alone."""
     eos_token_ids: frozenset[int]
     """The stop tokens that are ends of sequence; others are reported as the stop reason."""
     skip_special_tokens: bool
     max_length: int | None
-    """Most tokens of prompt and answer together, where the row is bounded so."""
+    """Most tokens of prompt and answer together; `for_prompt` makes it a bound of the answer."""
+
+    def for_prompt(self, num_prompt_tokens: int) -> RequestSettings:
+        """Return the settings for a prompt of this length, with `max_length` applied.
+
+        Raises:
+            RowError: the prompt leaves no token of `max_length` to the answer.
+        """
+        if self.max_length is None:
+            return self
+        left = self.max_length - num_prompt_tokens
+        if left < 1:
+            raise RowError(
+                "prompt_too_long",
+                f"the prompt has {num_prompt_tokens} tokens, and max_length is {self.max_length} "
+                "for prompt and answer together; raise it or use max_new_tokens",
+                type="invalid_request",
+            )
+        return replace(
+            self, samples=tuple(replace(params, max_new_tokens=left) for params in self.samples)
+        )
 
 
 class GenerationSettings:
-    """The levels that all rows share.
+    """Resolves the settings of requests that share a model and a recipe.
 
     Args:
         model: fields of the model's generation_config.json; empty where they shall not count.
         recipe: checked fields of the recipe.
         eos_token_ids: the model's ends of sequence, used where no level sets `eos_token_id`.
-        run_seed: seed of rows without one of their own.
-        logprobs: which log-probabilities rows want that do not say it themselves.
-        logprobs_mode: which those rows get that want some.
+        run_seed: seed of a run whose recipe gives none.
+        logprobs: which log-probabilities requests get that do not say whether they want any.
+        logprobs_mode: which log-probabilities requests get that want some.
 
     Raises:
         UsageError: the model's own settings hold something that is not supported, or several
@@ -62,60 +85,68 @@ class GenerationSettings:
         recipe: Mapping[str, Any],
         eos_token_ids: frozenset[int],
         run_seed: int,
-        logprobs: Literal["raw", "processed"] | None,
-        logprobs_mode: Literal["raw", "processed"] = "raw",
+        logprobs: LogprobsMode | None,
+        logprobs_mode: LogprobsMode = "raw",
     ) -> None:
         self._recipe = recipe
         self._model = _check_model_fields(model, overridden=recipe)
         self._eos_token_ids = eos_token_ids
-        self._run_seed = run_seed
+        self._run_seed: int = recipe.get("seed", run_seed)
         self._logprobs = logprobs
         self._logprobs_mode = logprobs_mode
-        self._shared = self._merge({})
         try:
-            self._resolve(self._shared, "", {}, None)
+            self._shared = self._settings({})
         except FieldError as error:
             raise UsageError(f"{GENERATION_SECTION}.{error}") from error
 
-    def for_row(
-        self, row_id: str, given: Mapping[str, Any] | None, *, logprobs: bool | None = None
-    ) -> RowGeneration:
-        """Return the settings of a row.
+    def resolve(
+        self, request_id: str, given: Mapping[str, Any] | None, *, logprobs: bool | None = None
+    ) -> RequestSettings:
+        """Return the settings of a request.
 
         Args:
-            row_id: its id, for the seed.
+            request_id: its id; its seeds are derived from it.
             given: its own fields.
             logprobs: whether it wants log-probabilities; None = as the recipe says.
 
         Raises:
-            RowError: a field that the row gives is wrong, or contradicts the recipe.
+            RowError: a field that the request gives is wrong, or contradicts the recipe.
         """
         mode = self._logprobs
         if logprobs is not None:
             mode = self._logprobs_mode if logprobs else None
-        if not given:
-            return self._resolve(self._shared, row_id, {}, mode)
-        try:
-            fields = check_generation_fields(given)
-            return self._resolve(self._merge(fields), row_id, fields, mode)
-        except (FieldError, ValueError) as error:
-            raise RowError("invalid_generation_config", f"generation_config: {error}") from error
+        settings, own_seed = self._shared, None
+        if given:
+            try:
+                fields = check_generation_fields(given)
+                settings = self._settings(fields)
+            except (FieldError, ValueError) as error:
+                message = f"{GENERATION_SECTION}: {error}"
+                raise RowError("invalid_generation_config", message) from error
+            own_seed = fields.get("seed")
+        samples = tuple(
+            replace(params, seed=self._seed(request_id, own_seed, index), logprobs=mode)
+            for index, params in enumerate(settings.samples)
+        )
+        return replace(settings, samples=samples)
 
     def effective(self) -> dict[str, tuple[Any, str]]:
-        """Return what a row without own fields gets: value and origin of each setting."""
+        """Return what a request without own fields gets: value and origin of each setting."""
         samples, origin = self._samples({})
-        merged = self._shared
+        merged = self._merge({})
         shown: dict[str, tuple[Any, str]] = {"do_sample": (samples, origin)}
-        for name in ("temperature", "top_k", "top_p", "min_p") if samples else ():
-            shown[name] = self._with_origin(name, merged)
-        eos = merged.get("eos_token_id")
+        if samples:
+            off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+            for name in _FILTERS:
+                shown[name] = (merged.get(name, off[name]), self._origin(name))
+        own_eos = "eos_token_id" in merged
         shown["eos_token_id"] = (
-            sorted(self._eos_token_ids if eos is None else _as_set(eos)),
-            "model" if eos is None else self._origin("eos_token_id"),
+            sorted(self._eos(merged)),
+            self._origin("eos_token_id") if own_eos else "model",
         )
-        for name in _SHOWN_WHERE_GIVEN:
-            if name in merged:
-                shown[name] = self._with_origin(name, merged)
+        for name in _HONOURED:
+            if name in merged and name not in (*shown, *_FILTERS, "seed"):
+                shown[name] = (merged[name], self._origin(name))
         if samples:
             shown["seed"] = (self._run_seed, self._origin("seed"))
         return shown
@@ -133,6 +164,7 @@ class GenerationSettings:
         return merged
 
     def _samples(self, row: Mapping[str, Any]) -> tuple[bool, str]:
+        """Return whether a request samples, and the level that decides it."""
         for level, origin in ((row, "row"), (self._recipe, "recipe"), (self._model, "model")):
             if "do_sample" in level:
                 return bool(level["do_sample"]), origin
@@ -140,62 +172,45 @@ class GenerationSettings:
                 return level["temperature"] > 0, origin
         return False, "default"
 
-    def _resolve(
-        self,
-        merged: Mapping[str, Any],
-        row_id: str,
-        row: Mapping[str, Any],
-        logprobs: Literal["raw", "processed"] | None,
-    ) -> RowGeneration:
+    def _settings(self, row: Mapping[str, Any]) -> RequestSettings:
+        """Return the settings of a request that gives these fields, but for seeds and logprobs."""
+        merged = self._merge(row)
         samples, _ = self._samples(row)
-        eos = merged.get("eos_token_id")
-        eos_token_ids = self._eos_token_ids if eos is None else _as_set(eos)
-        if merged.get("ignore_eos"):
-            eos_token_ids = frozenset()
+        eos_token_ids = frozenset() if merged.get("ignore_eos") else self._eos(merged)
+        parameters = {name: merged[name] for name in _PARAMETERS if name in merged}
+        parameters["temperature"] = merged.get("temperature", 1.0) if samples else 0.0
+        parameters["stop_token_ids"] = eos_token_ids | frozenset(merged.get("stop_token_ids", ()))
+        params = SamplingParams(**parameters)
         count = merged.get("num_return_sequences", 1)
-        seeds = self._sample_seeds(row_id, row.get("seed"), count)
-        params = SamplingParams(
-            temperature=merged.get("temperature", 1.0) if samples else 0.0,
-            top_k=merged.get("top_k", 0),
-            top_p=merged.get("top_p", 1.0),
-            min_p=merged.get("min_p", 0.0),
-            seed=seeds[0],
-            max_new_tokens=merged.get("max_new_tokens"),
-            stop_token_ids=eos_token_ids | frozenset(merged.get("stop_token_ids", ())),
-            logprobs=logprobs,
-        )
         if count > 1 and params.is_greedy:
             raise greedy_samples(count)
-        return RowGeneration(
-            params=params,
-            sample_seeds=seeds,
+        return RequestSettings(
+            samples=(params,) * count,
             eos_token_ids=eos_token_ids,
             skip_special_tokens=merged.get("skip_special_tokens", True),
             max_length=merged.get("max_length"),
         )
 
-    def _sample_seeds(self, row_id: str, own: int | None, count: int) -> tuple[int, ...]:
-        """Return a seed for each answer of a row; the first does not depend on their number.
+    def _eos(self, merged: Mapping[str, Any]) -> frozenset[int]:
+        given = merged.get("eos_token_id")
+        if given is None:
+            return self._eos_token_ids
+        return frozenset((given,) if isinstance(given, int) else given)
 
-        Answers of a row with a seed of its own depend on that seed and not on the id.
+    def _seed(self, request_id: str, own: int | None, index: int) -> int:
+        """Return the seed of an answer; that of the first does not depend on their number.
+
+        Answers of a request with a seed of its own depend on that seed and not on the id.
         """
         if own is None:
-            return tuple(derive_seed(self._run_seed, row_id, index) for index in range(count))
-        return (own, *(derive_seed(own, "", index) for index in range(1, count)))
+            return derive_seed(self._run_seed, request_id, index)
+        return own if index == 0 else derive_seed(own, "", index)
 
     def _origin(self, name: str) -> str:
         for level, origin in ((self._recipe, "recipe"), (self._model, "model")):
             if name in level:
                 return origin
         return "default"
-
-    def _with_origin(self, name: str, merged: Mapping[str, Any]) -> tuple[Any, str]:
-        neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        return merged.get(name, neutral.get(name)), self._origin(name)
-
-
-def _as_set(token_ids: int | list[int]) -> frozenset[int]:
-    return frozenset((token_ids,) if isinstance(token_ids, int) else token_ids)
 
 
 def _check_model_fields(model: Mapping[str, Any], overridden: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +227,7 @@ def _check_model_fields(model: Mapping[str, Any], overridden: Mapping[str, Any])
             checked.update(check_generation_fields({name: value}))
         except FieldError as error:
             raise UsageError(
-                f"the model's generation_config.json: {error}; set generation_config.{name} in the "
-                "recipe, or generation_defaults: none"
+                f"the model's generation_config.json: {error}; set {GENERATION_SECTION}.{name} in "
+                "the recipe, or generation_defaults: none"
             ) from error
     return checked

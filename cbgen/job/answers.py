@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
 from cbgen.errors import RowError
-from cbgen.generation.resolve import RowGeneration
+from cbgen.generation.resolve import RequestSettings
 from cbgen.io.openai.responses import CANCELLED, RowDialect
 from cbgen.io.reader import Record
 from cbgen.io.rows import Answer, Choice, logprobs_object
@@ -40,14 +40,14 @@ class AnswerBuilder:
         return self._dialects[record.dialect].failure(record, error)
 
     def answer(
-        self, record: Record, outputs: Sequence[GenerationOutput], generation: RowGeneration
+        self, record: Record, outputs: Sequence[GenerationOutput], settings: RequestSettings
     ) -> dict[str, Any]:
         """Return the row of an answered record.
 
         Args:
             record: the record.
             outputs: one for each sample, in their order.
-            generation: the settings of the row.
+            settings: how it was to be answered.
 
         Raises:
             RowError: a request failed in the engine; of several the first sample's error counts.
@@ -63,25 +63,23 @@ class AnswerBuilder:
         return self._dialects[record.dialect].answer(
             record,
             Answer(
-                choices=[
-                    self._choice(output, generation, gives_ids=gives_ids) for output in outputs
-                ],
+                choices=[self._choice(output, settings, gives_ids=gives_ids) for output in outputs],
                 prompt_tokens=len(prompt_ids),
                 prompt_token_ids=prompt_ids if gives_ids else None,
             ),
         )
 
     def _choice(
-        self, output: GenerationOutput, generation: RowGeneration, *, gives_ids: bool
+        self, output: GenerationOutput, settings: RequestSettings, *, gives_ids: bool
     ) -> Choice:
         assert output.finish_reason is not None, "an answered request has ended"
         token_ids = output.generated_tokens
         return Choice(
-            text=self._decode(token_ids, generation.skip_special_tokens),
+            text=self._decode(token_ids, settings.skip_special_tokens),
             finish_reason=output.finish_reason.value,
-            stop_reason=_stop_reason(output, generation),
+            stop_reason=_stop_reason(output, settings),
             completion_tokens=len(token_ids),
-            logprobs=self._logprobs(output) if generation.params.logprobs is not None else None,
+            logprobs=self._logprobs(output) if settings.samples[0].logprobs is not None else None,
             token_ids=token_ids if gives_ids else None,
         )
 
@@ -108,9 +106,9 @@ def _failure_of(output: GenerationOutput) -> RowError:
     return RowError(code, output.error, type="engine_error" if is_engines else "invalid_request")
 
 
-def _stop_reason(output: GenerationOutput, generation: RowGeneration) -> int | None:
+def _stop_reason(output: GenerationOutput, settings: RequestSettings) -> int | None:
     """Return the stop token that ended an answer, None where it is an end of sequence."""
     if output.finish_reason is not FinishReason.STOP:
         return None
     last = output.generated_tokens[-1]
-    return None if last in generation.eos_token_ids else last
+    return None if last in settings.eos_token_ids else last

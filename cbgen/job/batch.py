@@ -248,8 +248,8 @@ class BatchJob:
         try:
             if row.error is not None:
                 raise row.error
-            assert row.generation is not None, "a row with requests has its settings"
-            output_row = self._answers.answer(record, outputs, row.generation)
+            assert row.settings is not None, "a row with requests has its settings"
+            output_row = self._answers.answer(record, outputs, row.settings)
         except RowError as error:
             statistics.count_failure(error.code)
             return record.index, self._answers.failure(record, error)

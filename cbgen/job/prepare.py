@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cbgen.engine.request import Request
 from cbgen.errors import RowError
-from cbgen.generation.resolve import GenerationSettings, RowGeneration
+from cbgen.generation.resolve import GenerationSettings, RequestSettings
 from cbgen.io.prompt_shapes import Prompt
 from cbgen.io.prompts import parse_prompt
 from cbgen.io.reader import Record
@@ -23,7 +23,7 @@ class PreparedRow:
     record: Record
     requests: tuple[Request, ...] = ()
     """One for each sample; they differ in id and seed alone."""
-    generation: RowGeneration | None = None
+    settings: RequestSettings | None = None
     error: RowError | None = None
 
 
@@ -93,33 +93,31 @@ class Preparer:
             if isinstance(token_ids, RowError):
                 raise token_ids
             row_id = str(record.id)
-            generation = self._settings.for_row(
+            settings = self._settings.resolve(
                 row_id, prompt.generation_config, logprobs=prompt.logprobs
             )
-            token_ids = self._cut(token_ids, prompt, generation)
-            params = generation.params
-            if generation.max_length is not None:
-                params = replace(params, max_new_tokens=_left_of(generation.max_length, token_ids))
-            seeds = generation.sample_seeds
+            token_ids = self._cut(token_ids, prompt, settings)
+            settings = settings.for_prompt(len(token_ids))
+            ids = request_ids(row_id, len(settings.samples))
             requests = (
-                Request(request_id, token_ids, replace(params, seed=seed))
-                for request_id, seed in zip(request_ids(row_id, len(seeds)), seeds, strict=True)
+                Request(request_id, token_ids, params)
+                for request_id, params in zip(ids, settings.samples, strict=True)
             )
-            return PreparedRow(record, tuple(requests), generation)
+            return PreparedRow(record, tuple(requests), settings)
         except RowError as error:
             return PreparedRow(record, error=error)
 
-    def _cut(self, token_ids: list[int], prompt: Prompt, generation: RowGeneration) -> list[int]:
+    def _cut(self, token_ids: list[int], prompt: Prompt, settings: RequestSettings) -> list[int]:
         rendering = prompt.rendering
         if rendering is None or rendering.truncate_to is None:
-            limit = self._prompt_limit(generation, truncates=self._truncates)
+            limit = self._prompt_limit(settings, truncates=self._truncates)
             return self._renderer.truncate(token_ids, limit)
-        limit = self._prompt_limit(generation, truncates=True)
+        limit = self._prompt_limit(settings, truncates=True)
         if rendering.truncate_to >= 0:
             limit = min(limit, rendering.truncate_to)
         return self._renderer.truncate(token_ids, limit, rendering.truncation)
 
-    def _prompt_limit(self, generation: RowGeneration, *, truncates: bool) -> int:
+    def _prompt_limit(self, settings: RequestSettings, *, truncates: bool) -> int:
         """Return the tokens that a prompt may have.
 
         A prompt that is cut anyway is cut so that the whole answer fits beside it; one that is not
@@ -130,16 +128,4 @@ class Preparer:
             return longest if self._max_prompt is None else min(self._max_prompt, longest)
         if self._max_prompt is not None:
             return min(self._max_prompt, self._max_tokens - 1)
-        return max(1, self._max_tokens - (generation.params.max_new_tokens or 1))
-
-
-def _left_of(max_length: int, token_ids: list[int]) -> int:
-    left = max_length - len(token_ids)
-    if left < 1:
-        raise RowError(
-            "prompt_too_long",
-            f"the prompt has {len(token_ids)} tokens, and max_length is {max_length} for prompt "
-            "and answer together; raise it or use max_new_tokens",
-            type="invalid_request",
-        )
-    return left
+        return max(1, self._max_tokens - (settings.samples[0].max_new_tokens or 1))

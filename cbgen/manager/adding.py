@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 
 from transformers import GenerationConfig
 
-from cbgen.manager.fields import described, generation_fields
 from cbgen.manager.intake import Intake
 from cbgen.manager.mail import Mailbox
 from cbgen.manager.requests import RequestForm, check_request_id
+from cbgen.manager.settings import check_names, generation_fields
 from cbgen.manager.token_inputs import TokenInput, TokenInputs, prompt_id_list, prompt_id_lists
+from cbgen.values import show_argument
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class RequestAdder:
             EngineDied: the engine has died.
         """
         fields = sampling | {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
-        self._intake.check_names(fields)
+        check_names(fields)
         form = RequestForm(streaming=streaming, record_timestamps=record_timestamps, fields=fields)
         return self.add([(request_id, prompt_id_list(input_ids), form)])[0][0]
 
@@ -102,7 +103,7 @@ class RequestAdder:
         ]
         shared = sampling | {"max_new_tokens": max_new_tokens}
         for fields in [shared, *own]:
-            self._intake.check_names(fields)
+            check_names(fields)
         forms = [
             RequestForm(
                 streaming=streaming, record_timestamps=record_timestamps, fields=shared | fields
@@ -151,7 +152,7 @@ def _one_for_each(name: str, given: Sequence[T | None] | None, count: int) -> li
         return [None] * count
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise TypeError(
-            f"{name} must be a list of {count}, one for each input; got {described(given)}"
+            f"{name} must be a list of {count}, one for each input; got {show_argument(given)}"
         )
     values = list(given)
     if len(values) != count:

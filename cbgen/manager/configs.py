@@ -17,9 +17,7 @@ from cbgen.engine.config import (
     config_field_names,
 )
 from cbgen.errors import UsageError
-from cbgen.generation.check import FieldError, check_generation_fields
-from cbgen.manager.fields import described
-from cbgen.values import convert, nearest_name
+from cbgen.values import convert, nearest_name, show_argument
 
 BatchingConfig: TypeAlias = ContinuousBatchingConfig | Mapping[str, Any] | object
 """cbgen's class, the class of transformers with the same fields, or a mapping of them."""
@@ -107,7 +105,7 @@ def _batching_values(given: BatchingConfig | None) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise UsageError(
             "continuous_batching_config must be a ContinuousBatchingConfig or a mapping, got "
-            f"{described(given)}"
+            f"{show_argument(given)}"
         )
     values = dict(given)
     if "block_size" in values:
@@ -135,10 +133,6 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
             typed[name] = convert(value, hints[name])
         except ValueError as error:
             raise UsageError(f"continuous_batching_config.{name}: {error}") from error
-    try:
-        check_generation_fields({"seed": typed.get("seed")})
-    except FieldError as error:
-        raise UsageError(f"continuous_batching_config: {error}") from error
     return typed
 
 
@@ -163,7 +157,7 @@ def _hints(given: object | None) -> WorkloadHints:
         values = {item.name: int(getattr(given, item.name)) for item in fields(WorkloadHints)}
     except (AttributeError, TypeError) as error:
         raise UsageError(
-            f"workload_hints must be a WorkloadHints, got {described(given)}: {error}"
+            f"workload_hints must be a WorkloadHints, got {show_argument(given)}: {error}"
         ) from error
     return WorkloadHints(**values)
 
@@ -183,7 +177,7 @@ def check_model(model: object) -> None:
         hint = "the model comes first"
         if isinstance(model, str):
             hint = f"load it with AutoModelForCausalLM.from_pretrained({model!r})"
-        raise UsageError(f"the model must be a loaded one, got {described(model)}; {hint}")
+        raise UsageError(f"the model must be a loaded one, got {show_argument(model)}; {hint}")
     kind = type(model).__name__
     if not all(hasattr(model, name) for name in ("config", "device", "dtype")):
         raise UsageError(f"the model must be one of transformers, got {kind}")

@@ -17,6 +17,9 @@ from transformers import PreTrainedModel
 from cbgen.engine.config import WorkloadHints
 from cbgen.engine.text.detokenizer import Decoder
 from cbgen.errors import UsageError
+from cbgen.generation.check import FieldError, run_seed
+from cbgen.generation.fields import GENERATION_SECTION
+from cbgen.generation.resolve import LogprobsMode
 from cbgen.manager.configs import (
     BatchingConfig,
     GivenGeneration,
@@ -27,7 +30,7 @@ from cbgen.manager.configs import (
 from cbgen.manager.manager import ContinuousBatchingManager, kept_manager
 from cbgen.manager.outputs import EngineDied, RequestOutput
 from cbgen.manager.requests import RequestForm
-from cbgen.manager.settings import LogprobsMode, SharedSettings
+from cbgen.manager.settings import check_fields, generation_settings
 from cbgen.manager.token_inputs import TokenInputs, prompt_id_lists
 
 _SEED_BITS = 32
@@ -67,16 +70,14 @@ def init_continuous_batching(
         raise UsageError(f"logprobs_mode must be raw or processed, got {logprobs_mode!r}")
     setup = engine_setup(model, continuous_batching_config, generation_config, workload_hints)
     config = setup.config
-    given_seed = setting(generation_config, "seed")
-    if None not in (config.seed, given_seed) and config.seed != given_seed:
-        raise UsageError(
-            f"generation_config.seed is {given_seed} and continuous_batching_config.seed is "
-            f"{config.seed}; give one of them"
-        )
-    settings = SharedSettings(
+    try:
+        seed = run_seed(setting(generation_config, "seed"), config.seed)
+    except FieldError as error:
+        raise UsageError(f"{GENERATION_SECTION}.{error}") from error
+    settings = generation_settings(
         model,
         generation_config,
-        run_seed=secrets.randbits(_SEED_BITS) if config.seed is None else config.seed,
+        run_seed=secrets.randbits(_SEED_BITS) if seed is None else seed,
         logprobs=logprobs_mode if config.return_logprobs else None,
         tokenizer=tokenizer,
     )
@@ -190,8 +191,7 @@ def generate_batch(  # noqa: PLR0913  as in transformers
     """
     check_model(model)
     prompts = prompt_id_lists(inputs)
-    settings = SharedSettings(model, generation_config, run_seed=0, logprobs=None)
-    settings.check(sampling, "generate_batch")
+    check_fields(generation_settings(model, generation_config), sampling, "generate_batch")
     if not prompts:
         return {}
     shared = model.generation_config if generation_config is None else generation_config

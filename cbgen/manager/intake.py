@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cbgen.engine.request import FinishReason, RequestStatus
 from cbgen.engine.text.detokenizer import Decoder
 from cbgen.errors import EngineError
+from cbgen.generation.resolve import GenerationSettings
 from cbgen.manager.lifecycle import Lifecycle
 from cbgen.manager.mail import Mailbox
 from cbgen.manager.outputs import ManagerStopped
 from cbgen.manager.requests import (
     PreparedRequest,
     RequestForm,
-    RequestSettings,
     duplicate_output,
     prepare,
 )
@@ -41,7 +40,7 @@ class Intake:
         self,
         lifecycle: Lifecycle,
         router: OutputRouter,
-        settings: RequestSettings,
+        settings: GenerationSettings,
         tokenizer: Decoder | None,
     ) -> None:
         self._lifecycle = lifecycle
@@ -52,17 +51,9 @@ class Intake:
         self._num_named = 0
         self._before_start: list[PreparedRequest] = []
 
-    def change_settings(self, settings: RequestSettings, tokenizer: Decoder | None) -> None:
+    def change_settings(self, settings: GenerationSettings, tokenizer: Decoder | None) -> None:
         """Answer requests that come from now on with other settings."""
         self._settings, self._tokenizer = settings, tokenizer
-
-    def check_names(self, fields: Mapping[str, Any]) -> None:
-        """Refuse names that no setting has.
-
-        Raises:
-            TypeError: a name is unknown.
-        """
-        self._settings.check_names(fields)
 
     def start(self) -> bool:
         """Start the session and hand it what came before; False if one runs already.

@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 
 from cbgen.engine.events import StepStats
 from cbgen.engine.text.detokenizer import Decoder
+from cbgen.generation.resolve import GenerationSettings
 from cbgen.manager.adding import RequestAdder
 from cbgen.manager.configs import EngineSetup
 from cbgen.manager.intake import Intake
 from cbgen.manager.lifecycle import Lifecycle
 from cbgen.manager.mail import Mail
 from cbgen.manager.outputs import RequestOutput
-from cbgen.manager.requests import RequestForm, RequestSettings
+from cbgen.manager.requests import RequestForm
 from cbgen.manager.results import ResultReader
 from cbgen.manager.router import OutputRouter
 
@@ -45,7 +46,7 @@ class ContinuousBatchingManager(RequestAdder, ResultReader):
         self,
         model: PreTrainedModel,
         setup: EngineSetup,
-        settings: RequestSettings,
+        settings: GenerationSettings,
         tokenizer: Decoder | None = None,
     ) -> None:
         router = OutputRouter()
@@ -194,7 +195,7 @@ class ContinuousBatchingManager(RequestAdder, ResultReader):
         return self._lifecycle.stats()
 
     def reconfigure(
-        self, setup: EngineSetup, settings: RequestSettings, tokenizer: Decoder | None
+        self, setup: EngineSetup, settings: GenerationSettings, tokenizer: Decoder | None
     ) -> None:
         """Answer requests that are added from now on with other settings.
 

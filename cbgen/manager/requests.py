@@ -4,48 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cbgen.engine.request import Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.text.detokenizer import Decoder
 from cbgen.errors import RowError
-from cbgen.manager.fields import described
+from cbgen.generation.resolve import GenerationSettings
 from cbgen.manager.outputs import Progress, RequestOutput, StreamText
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedSettings:
-    """How one request is answered."""
-
-    params: tuple[SamplingParams, ...]
-    """Of each of its samples; they differ in the seed alone."""
-    skip_special_tokens: bool = True
-
-
-class RequestSettings(Protocol):
-    """Knows the settings that all requests share, and how those of one request change them."""
-
-    def check_names(self, fields: Mapping[str, Any]) -> None:
-        """Refuse names that no setting has.
-
-        Raises:
-            TypeError: a name is unknown.
-        """
-
-    def resolve(
-        self, request_id: str, num_prompt_tokens: int, fields: Mapping[str, Any]
-    ) -> ResolvedSettings:
-        """Return the settings of a request.
-
-        Args:
-            request_id: decides about the seed of a request without its own.
-            num_prompt_tokens: for bounds of prompt and answer together.
-            fields: what the request gives, by name.
-
-        Raises:
-            RowError: a value is wrong.
-        """
+from cbgen.manager.settings import set_fields
+from cbgen.values import show_argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +59,16 @@ def check_request_id(request_id: object) -> None:
         TypeError: it is no text.
     """
     if not isinstance(request_id, str):
-        raise TypeError(f"request ids are text, got {described(request_id)}; give str(...) of it")
+        raise TypeError(
+            f"request ids are text, got {show_argument(request_id)}; give str(...) of it"
+        )
 
 
 def prepare(
     request_id: str,
     prompt_ids: list[int],
     form: RequestForm,
-    settings: RequestSettings,
+    settings: GenerationSettings,
     tokenizer: Decoder | None,
 ) -> PreparedRequest:
     """Return the engine's requests for one request of a caller.
@@ -107,14 +77,15 @@ def prepare(
     """
     skips_special_tokens = True
     try:
-        resolved = settings.resolve(request_id, len(prompt_ids), form.fields)
+        resolved = settings.resolve(request_id, set_fields(form.fields))
+        resolved = resolved.for_prompt(len(prompt_ids))
     except RowError as error:
         failed = Request(request_id, prompt_ids, SamplingParams())
         failed.fail(error.code, error.message)
         requests: tuple[Request, ...] = (failed,)
     else:
         skips_special_tokens = resolved.skip_special_tokens
-        ids = sample_ids(request_id, len(resolved.params))
+        ids = sample_ids(request_id, len(resolved.samples))
         requests = tuple(
             Request(
                 sample_id,
@@ -122,7 +93,7 @@ def prepare(
                 params,
                 parent_id=None if sample_id == request_id else request_id,
             )
-            for sample_id, params in zip(ids, resolved.params, strict=True)
+            for sample_id, params in zip(ids, resolved.samples, strict=True)
         )
     samples = (_progress(item, form, tokenizer, skips_special_tokens) for item in requests)
     return PreparedRequest(tuple(samples))

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from cbgen.manager.fields import described
 from cbgen.manager.mail import Closed, Mail
 from cbgen.manager.mailboxes import AsyncMailbox, CallbackMailbox
 from cbgen.manager.outputs import RequestOutput
 from cbgen.manager.requests import check_request_id
 from cbgen.manager.router import OutputRouter
 from cbgen.manager.waiters import WouldWait
+from cbgen.values import show_argument
 
 _IN_A_PAUSE = (
     "outputs cannot be waited for inside of a pause() of the model, in which no request goes on; "
@@ -179,7 +179,7 @@ class ResultReader:
 
 def _check_callback(callback: object) -> None:
     if not callable(callback):
-        raise TypeError(f"the callback must be a function, got {described(callback)}")
+        raise TypeError(f"the callback must be a function, got {show_argument(callback)}")
     if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
         type(callback).__call__
     ):

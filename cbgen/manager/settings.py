@@ -1,4 +1,4 @@
-"""How requests are answered: the generation config of the manager, and what each request changes.
+"""From generation configs of callers to the settings of requests, by `cbgen.generation`.
 
 A generation config that was given stands alone: the model's own counts where none was given, and
 for the ends of sequence where the given one has none. Nothing is written into either.
@@ -7,123 +7,69 @@ for the ends of sequence where the given one has none. Nothing is written into e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from cbgen.engine.model.facts import end_of_sequence_ids
 from cbgen.errors import RowError, UsageError
 from cbgen.generation.check import FieldError, check_generation_fields
 from cbgen.generation.fields import GENERATION_FIELDS
-from cbgen.generation.resolve import GenerationSettings
-from cbgen.manager.fields import NOT_OF_REQUESTS, generation_fields
-from cbgen.manager.requests import ResolvedSettings
-from cbgen.values import nearest_name
+from cbgen.generation.resolve import GenerationSettings, LogprobsMode
+from cbgen.values import nearest_name, show_argument
 
-LogprobsMode = Literal["raw", "processed"]
+NOT_OF_REQUESTS = ("continuous_batching_config", "transformers_version")
+"""What a generation config holds beside the settings of requests."""
 
 
-class SharedSettings:
-    """The settings that all requests of a manager share; see `RequestSettings`.
+def generation_settings(
+    model: PreTrainedModel,
+    generation_config: GenerationConfig | Mapping[str, Any] | None,
+    *,
+    run_seed: int = 0,
+    logprobs: LogprobsMode | None = None,
+    tokenizer: object | None = None,
+) -> GenerationSettings:
+    """Return the settings that all requests of a manager share.
 
     Args:
         model: its own generation config and ends of sequence count.
         generation_config: what the caller gave, an object or a mapping; None = the model's.
-        run_seed: seed of requests without their own.
+        run_seed: seed of a run whose generation config gives none.
         logprobs: which log-probabilities to give, None = none.
         tokenizer: its end of sequence counts too; None = there is none.
 
     Raises:
         UsageError: a field is unknown, out of range or not supported; the text names it.
     """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        generation_config: GenerationConfig | Mapping[str, Any] | None,
-        *,
-        run_seed: int,
-        logprobs: LogprobsMode | None,
-        tokenizer: object | None = None,
-    ) -> None:
-        given: dict[str, Any] = {}
-        own: dict[str, Any] = {}
-        if generation_config is None:
-            own = _fields(model.generation_config, "the model's generation_config")
-        else:
-            given = _checked(_fields(generation_config, "generation_config"), "generation_config")
-        eos_token_ids = _eos_token_ids(
-            getattr(model.config.get_text_config(), "eos_token_id", None),
-            getattr(model.generation_config, "eos_token_id", None),
-            getattr(tokenizer, "eos_token_id", None),
+    is_models = generation_config is None
+    place = "the model's generation_config" if is_models else "generation_config"
+    fields = {
+        name: value
+        for name, value in generation_fields(
+            model.generation_config if is_models else generation_config, place
+        ).items()
+        if name not in NOT_OF_REQUESTS
+    }
+    try:
+        return GenerationSettings(
+            model=set_fields(fields) if is_models else {},
+            recipe={} if is_models else check_generation_fields(set_fields(fields)),
+            eos_token_ids=end_of_sequence_ids(model, tokenizer),
+            run_seed=run_seed,
+            logprobs=logprobs,
         )
-        try:
-            self._settings = GenerationSettings(
-                model=own,
-                recipe=given,
-                eos_token_ids=eos_token_ids,
-                run_seed=given.get("seed", run_seed),
-                logprobs=logprobs,
-            )
-        except UsageError as error:
-            if not isinstance(error.__cause__, FieldError):
-                raise
-            whose = "the model's generation_config" if own else "generation_config"
-            raise UsageError(f"{whose}: {error.__cause__}") from error
-
-    def check(self, fields: Mapping[str, Any], place: str) -> None:
-        """Check fields that hold for many requests before any of them is added.
-
-        Args:
-            fields: by name.
-            place: what the caller calls them, for the error.
-
-        Raises:
-            TypeError: a name is unknown.
-            UsageError: a value is wrong, or contradicts the generation config.
-        """
-        _check_names(fields)
-        try:
-            self._settings.for_row("", _without_unset(fields))
-        except RowError as error:
-            raise UsageError(f"{place}: {error.__cause__ or error}") from error
-
-    def check_names(self, fields: Mapping[str, Any]) -> None:
-        """Refuse names that no setting has.
-
-        Raises:
-            TypeError: a name is unknown.
-        """
-        _check_names(fields)
-
-    def resolve(
-        self, request_id: str, num_prompt_tokens: int, fields: Mapping[str, Any]
-    ) -> ResolvedSettings:
-        """Return the settings of a request.
-
-        Raises:
-            RowError: a value is wrong.
-        """
-        generation = self._settings.for_row(request_id, _without_unset(fields))
-        params = generation.params
-        if generation.max_length is not None:
-            left = generation.max_length - num_prompt_tokens
-            if left < 1:
-                raise RowError(
-                    "prompt_too_long",
-                    f"the prompt has {num_prompt_tokens} tokens, and max_length is "
-                    f"{generation.max_length} for prompt and answer together; raise it or use "
-                    "max_new_tokens",
-                    type="invalid_request",
-                )
-            params = replace(params, max_new_tokens=left)
-        return ResolvedSettings(
-            params=tuple(replace(params, seed=seed) for seed in generation.sample_seeds),
-            skip_special_tokens=generation.skip_special_tokens,
-        )
+    except UsageError as error:
+        problem = error.__cause__ if isinstance(error.__cause__, FieldError) else error
+        raise UsageError(f"{place}: {problem}") from error
 
 
-def _check_names(fields: Mapping[str, Any]) -> None:
+def check_names(fields: Mapping[str, Any]) -> None:
+    """Refuse names that no setting of a request has.
+
+    Raises:
+        TypeError: a name is unknown.
+    """
     for name in fields:
         if name not in GENERATION_FIELDS or name in NOT_OF_REQUESTS:
             nearest = nearest_name(name, GENERATION_FIELDS)
@@ -131,14 +77,54 @@ def _check_names(fields: Mapping[str, Any]) -> None:
             raise TypeError(f"{name!r} is not a field of a generation config{hint}")
 
 
-def _fields(config: GenerationConfig | Mapping[str, Any] | None, place: str) -> dict[str, Any]:
-    fields = generation_fields(config, place)
-    return _without_unset(
-        {name: value for name, value in fields.items() if name not in NOT_OF_REQUESTS}
-    )
+def check_fields(settings: GenerationSettings, fields: Mapping[str, Any], place: str) -> None:
+    """Check fields that hold for many requests before any of them is added.
+
+    Args:
+        settings: what the requests share.
+        fields: by name.
+        place: what the caller calls them, for the error.
+
+    Raises:
+        TypeError: a name is unknown.
+        UsageError: a value is wrong, or contradicts the generation config.
+    """
+    check_names(fields)
+    try:
+        settings.resolve("", set_fields(fields))
+    except RowError as error:
+        raise UsageError(f"{place}: {error.__cause__ or error}") from error
 
 
-def _without_unset(fields: Mapping[str, Any]) -> dict[str, Any]:
+def generation_fields(
+    given: GenerationConfig | Mapping[str, Any] | None, place: str
+) -> dict[str, Any]:
+    """Return the fields of a generation config, those of an object where they are set.
+
+    Args:
+        given: a mapping is returned as it is; None has no fields.
+        place: what the caller calls it, for the error.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not isinstance(given, GenerationConfig):
+        raise UsageError(
+            f"{place} must be a GenerationConfig or a mapping of its fields, "
+            f"got {show_argument(given)}"
+        )
+    return {
+        name: value
+        for name, value in vars(given).items()
+        if value is not None and name not in NOT_OF_REQUESTS and not name.startswith("_")
+    }
+
+
+def set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are set; ends of sequence below 0, which mean none, are left out."""
     values = {name: value for name, value in fields.items() if value is not None}
     eos = values.get("eos_token_id")
@@ -149,18 +135,3 @@ def _without_unset(fields: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(eos, Iterable):
             values["eos_token_id"] = [t for t in eos if not (isinstance(t, int) and t < 0)]
     return values
-
-
-def _checked(values: Mapping[str, Any], place: str) -> dict[str, Any]:
-    try:
-        return check_generation_fields(values)
-    except FieldError as error:
-        raise UsageError(f"{place}: {error}") from error
-
-
-def _eos_token_ids(*values: int | list[int] | None) -> frozenset[int]:
-    found: set[int] = set()
-    for value in values:
-        if value is not None:
-            found.update((value,) if isinstance(value, int) else value)
-    return frozenset(token_id for token_id in found if token_id >= 0)

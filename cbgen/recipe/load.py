@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
 from cbgen.errors import RecipeError, UsageError
-from cbgen.generation.check import FieldError, check_generation_fields
+from cbgen.generation.check import FieldError, check_generation_fields, run_seed
 from cbgen.generation.fields import GENERATION_FIELDS
 from cbgen.recipe.digest import recipe_digest
 from cbgen.recipe.overrides import apply_override, rename_spellings
@@ -144,20 +144,13 @@ def _generation(tree: Tree) -> dict[str, Any]:
 
 
 def _check_run_seed(tree: Tree, recipe: Recipe) -> None:
-    """Check the seed of continuous_batching_config: its range, and that it is the only run seed."""
-    seed = recipe.continuous_batching_config.seed
-    if seed is None:
-        return
-    place = tree.place((BATCHING_SECTION, "seed"))
+    given = recipe.generation_config.get("seed")
+    place = str(tree.place((BATCHING_SECTION, "seed")))
     try:
-        check_generation_fields({"seed": seed})
+        run_seed(given, recipe.continuous_batching_config.seed, place)
     except FieldError as error:
-        raise place.error(f"{BATCHING_SECTION}.{error.message}") from error
-    if recipe.seed != seed:
-        raise tree.place((GENERATION_SECTION, "seed")).error(
-            f"{GENERATION_SECTION}.seed = {recipe.seed} contradicts "
-            f"{BATCHING_SECTION}.seed = {seed} ({place}); give one of the two"
-        )
+        seed = tree.place((GENERATION_SECTION, "seed"))
+        raise seed.error(f"{GENERATION_SECTION}.{error.message}") from error
 
 
 def _known_names(section: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ def settings(*, model=None, recipe=None, eos=(2,), run_seed=0, logprobs=None):
 
 
 def params(row=None, **levels):
-    return settings(**levels).for_row("r", row).params
+    return settings(**levels).resolve("r", row).samples[0]
 
 
 def test_nothing_given_is_greedy_and_off():
@@ -71,8 +71,8 @@ def test_ends_of_sequence_come_from_the_model_unless_set():
 
 
 def test_stop_tokens_are_added_and_told_apart():
-    resolved = settings(recipe={"stop_token_ids": [9]}).for_row("r", None)
-    assert resolved.params.stop_token_ids == {2, 9}
+    resolved = settings(recipe={"stop_token_ids": [9]}).resolve("r", None)
+    assert resolved.samples[0].stop_token_ids == {2, 9}
     assert resolved.eos_token_ids == {2}
 
 
@@ -91,8 +91,8 @@ def test_ignore_eos_leaves_the_stop_tokens():
     ],
 )
 def test_the_more_specific_bound_of_length_decides(model, recipe, row, new, length):
-    resolved = settings(model=model, recipe=recipe).for_row("r", row)
-    assert (resolved.params.max_new_tokens, resolved.max_length) == (new, length)
+    resolved = settings(model=model, recipe=recipe).resolve("r", row)
+    assert (resolved.samples[0].max_new_tokens, resolved.max_length) == (new, length)
 
 
 def test_a_row_without_seed_draws_from_run_seed_and_id():
@@ -101,26 +101,29 @@ def test_a_row_without_seed_draws_from_run_seed_and_id():
 
 
 def test_a_rows_own_seed_stands_in_place_of_run_seed_and_id():
-    one = settings(run_seed=1).for_row("a", {"seed": 42}).params.seed
-    other = settings(run_seed=2).for_row("b", {"seed": 42}).params.seed
+    one = settings(run_seed=1).resolve("a", {"seed": 42}).samples[0].seed
+    other = settings(run_seed=2).resolve("b", {"seed": 42}).samples[0].seed
     assert one == other == 42
+
+
+def seeds(resolved):
+    return [params.seed for params in resolved.samples]
 
 
 SAMPLING = {"temperature": 0.7, "num_return_sequences": 3}
 
 
 def test_every_sample_has_a_seed_of_its_own_beginning_with_that_of_a_single_one():
-    one = settings(run_seed=3, recipe={"temperature": 0.7}).for_row("r", None)
-    three = settings(run_seed=3, recipe=SAMPLING).for_row("r", None)
-    assert one.sample_seeds == (one.params.seed,)
-    assert three.sample_seeds == tuple(derive_seed(3, "r", index) for index in range(3))
-    assert three.sample_seeds[0] == three.params.seed == one.params.seed
+    one = settings(run_seed=3, recipe={"temperature": 0.7}).resolve("r", None)
+    three = settings(run_seed=3, recipe=SAMPLING).resolve("r", None)
+    assert seeds(three) == [derive_seed(3, "r", index) for index in range(3)]
+    assert seeds(one) == seeds(three)[:1]
 
 
 def test_samples_of_a_row_with_its_own_seed_depend_on_that_seed_alone():
-    one = settings(run_seed=1, recipe=SAMPLING).for_row("a", {"seed": 42}).sample_seeds
-    other = settings(run_seed=2, recipe=SAMPLING).for_row("b", {"seed": 42}).sample_seeds
-    third = settings(recipe=SAMPLING).for_row("a", {"seed": 43}).sample_seeds
+    one = seeds(settings(run_seed=1, recipe=SAMPLING).resolve("a", {"seed": 42}))
+    other = seeds(settings(run_seed=2, recipe=SAMPLING).resolve("b", {"seed": 42}))
+    third = seeds(settings(recipe=SAMPLING).resolve("a", {"seed": 43}))
     assert one == other
     assert one[0] == 42
     assert len({*one, *third}) == 6
@@ -133,7 +136,7 @@ def test_several_samples_of_a_greedy_recipe_are_refused():
 
 def test_a_model_that_samples_makes_several_samples_possible():
     resolved = settings(model={"do_sample": True}, recipe={"num_return_sequences": 3})
-    assert len(resolved.for_row("r", None).sample_seeds) == 3
+    assert len(resolved.resolve("r", None).samples) == 3
 
 
 @pytest.mark.parametrize(
@@ -149,13 +152,13 @@ def test_several_samples_of_a_greedy_row_are_the_rows_error(recipe, row):
     with pytest.raises(
         RowError, match=r"num_return_sequences = \d .*temperature above 0"
     ) as caught:
-        settings(recipe=recipe).for_row("r", row)
+        settings(recipe=recipe).resolve("r", row)
     assert caught.value.code == "invalid_generation_config"
 
 
 def test_a_row_may_want_one_sample_where_the_recipe_wants_several():
     row = {"num_return_sequences": 1, "temperature": 0}
-    assert settings(recipe=SAMPLING).for_row("r", row).params.is_greedy
+    assert settings(recipe=SAMPLING).resolve("r", row).samples[0].is_greedy
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_a_row_may_want_one_sample_where_the_recipe_wants_several():
 )
 def test_a_wrong_row_field_is_the_rows_error(row, message):
     with pytest.raises(RowError, match=message) as caught:
-        settings().for_row("r", row)
+        settings().resolve("r", row)
     assert caught.value.code == "invalid_generation_config"
 
 
@@ -185,8 +188,8 @@ def test_an_unsupported_field_of_the_model_is_refused_with_the_remedy():
 def test_a_recipe_overrides_an_unsupported_field_of_the_model():
     resolved = settings(
         model={"repetition_penalty": 1.05}, recipe={"repetition_penalty": 1.0}
-    ).for_row("r", None)
-    assert resolved.params.is_greedy
+    ).resolve("r", None)
+    assert resolved.samples[0].is_greedy
 
 
 def test_effective_settings_name_their_origin():
@@ -211,10 +214,10 @@ def test_logprobs_follow_the_recipe():
 
 
 def test_a_row_may_want_log_probabilities_or_none():
-    resolve = settings(logprobs=None).for_row
-    assert resolve("r", None, logprobs=True).params.logprobs == "raw"
-    assert resolve("r", {"seed": 1}, logprobs=True).params.logprobs == "raw"
-    assert settings(logprobs="raw").for_row("r", None, logprobs=False).params.logprobs is None
+    resolve = settings(logprobs=None).resolve
+    assert resolve("r", None, logprobs=True).samples[0].logprobs == "raw"
+    assert resolve("r", {"seed": 1}, logprobs=True).samples[0].logprobs == "raw"
+    assert settings(logprobs="raw").resolve("r", None, logprobs=False).samples[0].logprobs is None
 
 
 def test_log_probabilities_of_a_row_are_of_the_recipes_mode():
@@ -225,5 +228,5 @@ def test_log_probabilities_of_a_row_are_of_the_recipes_mode():
         run_seed=0,
         logprobs=None,
         logprobs_mode="processed",
-    ).for_row("r", None, logprobs=True)
-    assert resolved.params.logprobs == "processed"
+    ).resolve("r", None, logprobs=True)
+    assert resolved.samples[0].logprobs == "processed"

@@ -138,8 +138,8 @@ def test_a_batching_config_in_a_mapping_of_generation_settings_counts():
         ({"return_logprobs": "yes"}, 'return_logprobs: expected true or false, got "yes"'),
         (cbgen.ContinuousBatchingConfig(return_logprobs="yes"), "return_logprobs: expected true"),
         (TransformersBatchingConfig(page_size="16"), 'page_size: expected an integer, got "16"'),
-        ({"seed": -1}, "continuous_batching_config: seed must be at least 0.* got -1"),
-        ({"seed": 2**63}, "continuous_batching_config: seed must be at least 0"),
+        ({"seed": -1}, "seed must be at least 0.* got -1"),
+        ({"seed": 2**63}, "seed must be at least 0"),
         (3, "must be a ContinuousBatchingConfig or a mapping, got int 3"),
     ],
 )

@@ -250,7 +250,7 @@ def test_workload_hints_may_be_those_of_transformers():
 
 def test_two_different_seeds_are_refused():
     config = GenerationConfig(do_sample=True, seed=1)
-    with pytest.raises(cbgen.UsageError, match=r"seed is 1 and .*seed is 2"):
+    with pytest.raises(cbgen.UsageError, match=r"seed = 1 contradicts .*seed = 2"):
         cbgen.generate_batch(tiny_model("llama"), [PROMPT], config, {"seed": 2})
 
 

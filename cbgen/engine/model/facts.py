@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
 
 from cbgen.engine.cache.groups import LayerFacts
 
@@ -26,3 +27,16 @@ class ModelFacts:
     dtype: torch.dtype
     device: torch.device
     weight_bytes: int
+
+
+def end_of_sequence_ids(model: PreTrainedModel, tokenizer: object | None) -> frozenset[int]:
+    """Return the ends of sequence that config, generation config and tokenizer name.
+
+    Ids below 0, which some configs have for "none", are left out.
+    """
+    token_ids: set[int] = set()
+    for source in (model.config.get_text_config(), model.generation_config, tokenizer):
+        given = getattr(source, "eos_token_id", None)
+        if given is not None:
+            token_ids.update((given,) if isinstance(given, int) else given)
+    return frozenset(token_id for token_id in token_ids if token_id >= 0)

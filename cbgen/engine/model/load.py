@@ -32,6 +32,7 @@ from cbgen.engine.cpu.int8 import check_quantization, quantize_for_cpu
 from cbgen.engine.cpu.packing import HALVES, can_pack, pack_for_cpu
 from cbgen.engine.model.checkpoint import load_unwidened, matrix_dtypes
 from cbgen.engine.model.dtype import DtypeChoice, choose_dtype
+from cbgen.engine.model.facts import end_of_sequence_ids
 from cbgen.engine.model.gguf import reading_once
 from cbgen.errors import UsageError
 
@@ -139,7 +140,7 @@ def _load(config: ModelConfig, *, with_weights: bool) -> LoadedModel:
         device=device,
         tokenizer=tokenizer,
         generation_defaults=defaults,
-        eos_token_ids=_eos_token_ids(model, tokenizer),
+        eos_token_ids=end_of_sequence_ids(model, tokenizer),
     )
 
 
@@ -303,20 +304,3 @@ def _load_tokenizer(source: _Source) -> PreTrainedTokenizerBase | None:
         logger.debug("loading the tokenizer failed", exc_info=error)
         return None
     return tokenizer
-
-
-def _eos_token_ids(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
-) -> frozenset[int]:
-    values = [getattr(model.config.get_text_config(), "eos_token_id", None)]
-    if model.generation_config is not None:
-        values.append(model.generation_config.eos_token_id)
-    if tokenizer is not None:
-        values.append(tokenizer.eos_token_id)
-    token_ids: set[int] = set()
-    for value in values:
-        if isinstance(value, int):
-            token_ids.add(value)
-        elif value is not None:
-            token_ids.update(value)
-    return frozenset(token_ids)
