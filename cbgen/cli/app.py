@@ -15,16 +15,15 @@ import typer
 
 from cbgen import __version__
 from cbgen.cli.bench import bench_command
-from cbgen.cli.exits import ExitCode, exit_code_of
+from cbgen.cli.console import Console, discard, fill_closed_descriptors
+from cbgen.cli.exits import ExitCode, Terminated, exit_code_of
 from cbgen.cli.init import init_command
-from cbgen.cli.logs import is_debug, logs_on_screen
+from cbgen.cli.logs import is_debug, logs_on_console
 from cbgen.cli.merge import merge_command
 from cbgen.cli.plan import plan_command
 from cbgen.cli.run import run_command
 from cbgen.cli.schema import schema_command
-from cbgen.cli.screen import Screen
-from cbgen.cli.signals import Terminated, sigterm_raises
-from cbgen.cli.streams import discard, fill_closed_descriptors
+from cbgen.cli.stopping import sigterm_raises
 from cbgen.errors import CbgenError, UsageError
 
 _OBJECTS_BETWEEN_SEARCHES = 50_000
@@ -79,17 +78,17 @@ def run_cli(arguments: Sequence[str]) -> int:
     Returns:
         The exit code; what is wrong has been said on stderr.
     """
-    screen = Screen()
+    console = Console()
     try:
-        with sigterm_raises(), logs_on_screen(screen):
-            code = app(list(arguments), prog_name="cbgen", standalone_mode=False, obj=screen)
+        with sigterm_raises(), logs_on_console(console):
+            code = app(list(arguments), prog_name="cbgen", standalone_mode=False, obj=console)
         sys.stdout.flush()
     except BaseException as error:  # noqa: BLE001  the process's own boundary: all become a code
-        return _end(screen, error)
+        return _end(console, error)
     return int(code or ExitCode.OK)
 
 
-def _end(screen: Screen, error: BaseException) -> ExitCode:
+def _end(console: Console, error: BaseException) -> ExitCode:
     """Say what ended the command and return its exit code."""
     if isinstance(error, SystemExit) and error.__context__ is not None:
         error = error.__context__  # Typer turns a closed stdout into this, in every mode
@@ -97,19 +96,19 @@ def _end(screen: Screen, error: BaseException) -> ExitCode:
         discard(1)
         return ExitCode.OK
     if isinstance(error, typer.TyperException):
-        screen.error(f"{error.format_message()} (cbgen --help)")
+        console.error(f"{error.format_message()} (cbgen --help)")
         return ExitCode.USAGE
     if isinstance(error, UsageError):
-        screen.error(str(error))
+        console.error(str(error))
     elif not isinstance(error, KeyboardInterrupt | Terminated):
-        _tell_failure(screen, error)
+        _tell_failure(console, error)
     return exit_code_of(error)
 
 
-def _tell_failure(screen: Screen, error: BaseException) -> None:
+def _tell_failure(console: Console, error: BaseException) -> None:
     expected = isinstance(error, CbgenError)
     if is_debug() or not expected:
-        screen.raw("".join(traceback.format_exception(error)))
+        console.raw("".join(traceback.format_exception(error)))
     message = str(error) if expected else f"unexpected {type(error).__name__}: {error}"
     cause = error.__cause__
     while cause is not None:
@@ -117,6 +116,6 @@ def _tell_failure(screen: Screen, error: BaseException) -> None:
         if not reason or reason not in message:
             message += f"; caused by {type(cause).__name__}: {cause}"
         cause = cause.__cause__
-    screen.error(message)
+    console.error(message)
     if expected and not is_debug():
-        screen.line("CBGEN_LOG=debug shows the traceback", style="dim")
+        console.line("CBGEN_LOG=debug shows the traceback", style="dim")

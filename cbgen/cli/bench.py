@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from cbgen.bench.workloads import WORKLOAD_NAMES, find_workload
-from cbgen.cli import run_options as options
+from cbgen.cli import arguments
+from cbgen.cli.console import Console, count, percent, rate
 from cbgen.cli.logs import take_over_library_logs
-from cbgen.cli.screen import Screen
-from cbgen.cli.wording import count, percent, rate
 from cbgen.io.encode import encode_row, encode_value
 from cbgen.io.side_file import SideFile
 from cbgen.recipe.load import load_recipe
@@ -37,11 +36,11 @@ _PARTS = ("schedule", "execute", "update", "rest")
 
 def bench_command(
     context: typer.Context,
-    recipe: options.RecipePath,
+    recipe: arguments.RecipePath,
     workload: _WorkloadOption = "W1h",
     outputs: _OutputsPath = None,
-    set_values: options.SetValues = None,
-    quiet: options.Quiet = False,
+    set_values: arguments.SetValues = None,
+    quiet: arguments.Quiet = False,
 ) -> None:
     """Measure the engine on prompts of token ids: greedy, fixed lengths.
 
@@ -50,22 +49,22 @@ def bench_command(
 
     Example: cbgen bench recipe.yaml --workload W3h
     """
-    screen: Screen = context.obj
-    screen.quiet = quiet
+    console: Console = context.obj
+    console.quiet = quiet
     checked = load_recipe(recipe, set_values or ())
     make_workload = find_workload(workload)
     outputs_file = None if outputs is None else SideFile(outputs, "--outputs")
-    screen.line("loading model", style="dim")
+    console.line("loading model", style="dim")
     from cbgen.bench.bench import run_bench  # loads torch, which takes seconds
 
     take_over_library_logs()
     result = run_bench(
-        checked, make_workload, on_running=lambda: screen.line(f"running {workload}", style="dim")
+        checked, make_workload, on_running=lambda: console.line(f"running {workload}", style="dim")
     )
     if outputs_file is not None:
         outputs_file.replace(encode_value(result.outputs).encode() + b"\n")
     for line in table_lines(result.summary):
-        screen.line(line)
+        console.line(line)
     sys.stdout.write(encode_row(result.summary).decode())
 
 

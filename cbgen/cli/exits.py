@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from cbgen.cli.signals import Terminated
 from cbgen.errors import UsageError
 
 
@@ -25,6 +24,10 @@ class ExitCode(IntEnum):
     """Stopped by SIGINT (Ctrl-C)."""
     TERMINATED = 143
     """Stopped by SIGTERM."""
+
+
+class Terminated(BaseException):
+    """The process got SIGTERM while no job ran."""
 
 
 def exit_code_of(error: BaseException) -> ExitCode:

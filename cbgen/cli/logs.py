@@ -1,4 +1,4 @@
-"""Log records and Python warnings as single lines on the screen, libraries' included.
+"""Log records and Python warnings as single lines on the console, libraries' included.
 
 CBGEN_LOG=debug or info shows more of cbgen's own; libraries show warnings alone.
 """
@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from cbgen.cli.screen import Screen, one_line
+from cbgen.cli.console import Console, one_line
 from cbgen.errors import UsageError
 
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-class ScreenHandler(logging.Handler):
+class ConsoleHandler(logging.Handler):
     """Writes each record as `level: message`."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__()
-        self._screen = screen
+        self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
@@ -34,9 +34,9 @@ class ScreenHandler(logging.Handler):
         except (TypeError, ValueError):  # arguments that do not fit the text
             message = str(record.msg)
         style = "yellow" if record.levelno >= logging.WARNING else "dim"
-        self._screen.line(one_line(f"{record.levelname.lower()}: {message}"), style)
-        if record.exc_info and is_debug() and not self._screen.quiet:
-            self._screen.raw("".join(traceback.format_exception(*record.exc_info)))
+        self._console.line(one_line(f"{record.levelname.lower()}: {message}"), style)
+        if record.exc_info and is_debug() and not self._console.quiet:
+            self._console.raw("".join(traceback.format_exception(*record.exc_info)))
 
 
 def is_debug() -> bool:
@@ -45,8 +45,8 @@ def is_debug() -> bool:
 
 
 @contextmanager
-def logs_on_screen(screen: Screen) -> Iterator[None]:
-    """Send log records and warnings to the screen.
+def logs_on_console(console: Console) -> Iterator[None]:
+    """Send log records and warnings to the console.
 
     Raises:
         UsageError: CBGEN_LOG is no level.
@@ -55,7 +55,7 @@ def logs_on_screen(screen: Screen) -> Iterator[None]:
     if level not in _LEVELS:
         raise UsageError(f"CBGEN_LOG is {level!r}; expected one of {', '.join(_LEVELS)}")
     root, own = logging.getLogger(), logging.getLogger("cbgen")
-    handler = ScreenHandler(screen)
+    handler = ConsoleHandler(console)
     show_warning, own_level = warnings.showwarning, own.level
     root.addHandler(handler)
     own.setLevel(level.upper())
@@ -69,7 +69,7 @@ def logs_on_screen(screen: Screen) -> Iterator[None]:
 
 
 def take_over_library_logs() -> None:
-    """Let records of libraries that write to stderr themselves go to the screen instead."""
+    """Let records of libraries that write to stderr themselves go to the console instead."""
     for logger in logging.root.manager.loggerDict.values():
         if not isinstance(logger, logging.Logger):
             continue

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
+from cbgen.cli.console import Console, count
 from cbgen.cli.exits import ExitCode
-from cbgen.cli.screen import Screen
-from cbgen.cli.wording import count
 from cbgen.io.merge import MergeReport, merge_shards
 from cbgen.io.output_file import ClosedOutput
 
@@ -36,18 +35,18 @@ def merge_command(
 
     Example: cbgen merge answers.jsonl 'shard-*.jsonl'
     """
-    screen: Screen = context.obj
+    console: Console = context.obj
     try:
         report = merge_shards(output, shards, overwrite=overwrite)
     except ClosedOutput:
         raise typer.Exit(ExitCode.OK) from None
     for problem in _problems(report):
-        screen.error(problem)
+        console.error(problem)
     if not report.is_whole:
         kept = "stdout has the rows before that" if output == "-" else f"{output} is not written"
-        screen.line(f"{kept}; run the shards that lack rows again with --resume, then merge again")
+        console.line(f"{kept}; run the shards that lack rows again with --resume, then merge again")
         raise typer.Exit(ExitCode.ROWS_FAILED)
-    screen.line(_summary(report, "stdout" if output == "-" else output))
+    console.line(_summary(report, "stdout" if output == "-" else output))
     raise typer.Exit(ExitCode.ROWS_FAILED if report.num_failed else ExitCode.OK)
 
 

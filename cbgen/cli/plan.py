@@ -1,33 +1,47 @@
-"""`cbgen plan`: what a run would be, before it costs anything."""
+"""`cbgen plan`: what a run would be, before it costs anything, as a table and as JSON."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import typer
+from rich.box import SIMPLE
+from rich.table import Table
+from rich.text import Text
 
-from cbgen.cli import run_options as options
+from cbgen.cli import arguments
+from cbgen.cli.console import Console, count, memory_size, one_line, percent
 from cbgen.cli.exits import ExitCode
 from cbgen.cli.logs import take_over_library_logs
-from cbgen.cli.plan_view import show_plan
-from cbgen.cli.report import settings_lines
-from cbgen.cli.screen import Screen
+from cbgen.cli.summary import settings_lines
 from cbgen.io.encode import encode_value
 from cbgen.io.inputs import open_inputs
 from cbgen.io.shard import Shard
 from cbgen.recipe.load import load_recipe
 
+_BAR_WIDTH = 30
+_SHARING = "continuous_batching_config.allow_block_sharing"
+_OFFLOAD = "continuous_batching_config.cpu_offload_space"
+_LABELS = {
+    "of_average_length": "requests of average length",
+    "of_longest": "requests as long as the longest",
+    "of_full_context": "requests of full context",
+}
+
 
 def plan_command(
     context: typer.Context,
-    recipe: options.RecipePath,
-    input_paths: options.PlannedPaths = None,
-    set_values: options.SetValues = None,
-    limit: options.Limit = None,
-    shard: options.ShardOption = None,
-    input_format: options.FormatOption = options.Format.AUTO,
-    quiet: options.Quiet = False,
+    recipe: arguments.RecipePath,
+    input_paths: arguments.PlannedPaths = None,
+    set_values: arguments.SetValues = None,
+    limit: arguments.Limit = None,
+    shard: arguments.ShardOption = None,
+    input_format: arguments.FormatOption = arguments.Format.AUTO,
+    quiet: arguments.Quiet = False,
 ) -> None:
     """Check rows and show what a run would do; no weights are loaded.
 
@@ -35,8 +49,8 @@ def plan_command(
 
     Example: cbgen plan recipe.yaml -i prompts.jsonl
     """
-    screen: Screen = context.obj
-    screen.quiet = quiet
+    console: Console = context.obj
+    console.quiet = quiet
     checked = load_recipe(recipe, set_values or ())
     inputs = None
     if input_paths:
@@ -45,11 +59,163 @@ def plan_command(
     from cbgen.job.plan import plan_job  # loads torch, which takes seconds
 
     take_over_library_logs()
-    waits = screen.can_redraw and not quiet
-    with screen.console.status("reading config and rows") if waits else nullcontext():
+    waits = console.can_redraw and not quiet
+    with console.rich.status("reading config and rows") if waits else nullcontext():
         plan = plan_job(checked, inputs, input_format.value)
     for line in settings_lines(plan.settings):
-        screen.line(line, style="dim")
-    show_plan(screen, plan.summary)
+        console.line(line, style="dim")
+    show_plan(console, plan.summary)
     sys.stdout.write(encode_value({"recipe": recipe, **plan.summary}) + "\n")
     raise typer.Exit(ExitCode.ROWS_FAILED if plan.num_bad_rows else ExitCode.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line: what, how much, and a remark."""
+
+    label: str
+    value: str
+    note: str = ""
+    style: str = ""
+    """Of the remark."""
+
+
+def show_plan(console: Console, summary: Mapping[str, Any]) -> None:
+    """Write a plan to the console."""
+    if console.quiet:
+        return
+    sections = plan_sections(summary)
+    if not console.can_redraw:
+        for title, entries in sections:
+            console.line(title)
+            for entry in entries:
+                console.line(f"  {entry.label:<32} {entry.value:>14}  {entry.note}".rstrip())
+        return
+    table = Table(box=SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, entries in sections:
+        table.add_section()
+        table.add_row(Text(title, style="bold cyan"))
+        for entry in entries:
+            table.add_row(f"  {entry.label}", entry.value, Text(entry.note, style=entry.style))
+    console.rich.print(table)
+
+
+def plan_sections(summary: Mapping[str, Any]) -> list[tuple[str, list[Entry]]]:
+    """Return the parts of a plan: title and lines."""
+    sections = [
+        ("rows", _rows(summary)),
+        ("prompt tokens", _prompt_tokens(summary["prompt_tokens"])),
+        ("cache", _cache(summary)),
+        ("memory", _memory(summary)),
+        ("at once", _at_once(summary)),
+        ("if every answer reaches its limit", _estimate(summary["estimate"])),
+    ]
+    return [(title, entries) for title, entries in sections if entries]
+
+
+def _rows(summary: Mapping[str, Any]) -> list[Entry]:
+    if summary["rows"] is None:
+        return []
+    bad = summary["bad_rows"]
+    entries = [
+        Entry("rows", count(summary["rows"])),
+        Entry("bad rows", count(bad["count"])),
+        *(Entry(f"  {code}", count(number)) for code, number in bad["codes"].items()),
+        Entry("repeated ids", count(summary["duplicate_ids"])),
+    ]
+    if summary["may_outgrow_cache"]:
+        note = "answers that reach their limit need more than the whole cache"
+        entries.append(Entry("may fail", count(summary["may_outgrow_cache"]), note, "red"))
+    entries += [
+        Entry(f"  {one_line(item['place'])}", "", one_line(item["message"]), "red")
+        for item in bad["first"]
+    ]
+    return entries
+
+
+def _prompt_tokens(lengths: Mapping[str, Any] | None) -> list[Entry]:
+    if lengths is None:
+        return []
+    names = ("total", "min", "median", "p90", "max")
+    entries = [Entry(name, count(lengths[name])) for name in names]
+    most = max(bucket["rows"] for bucket in lengths["histogram"])
+    for bucket in lengths["histogram"]:
+        bar = "#" * -(-_BAR_WIDTH * bucket["rows"] // most)
+        label = f"  {bucket['from']:,} to {bucket['to']:,}"
+        entries.append(Entry(label, count(bucket["rows"], "rows"), bar, "cyan"))
+    return entries
+
+
+def _cache(summary: Mapping[str, Any]) -> list[Entry]:
+    cache, sharing = summary["cache"], summary["decisions"][_SHARING]
+    tokens = f"{count(cache['tokens'], 'tokens')} in blocks of {cache['page_size']}"
+    entries = [
+        *map(_group, summary["groups"]),
+        Entry("cache blocks", count(cache["blocks"]), tokens),
+    ]
+    if cache["pool_blocks"] != cache["blocks"]:
+        note = f"of {_page_size(cache['block_bytes'])}, shared by all layer groups"
+        entries.append(Entry("blocks of the pool", count(cache["pool_blocks"]), note))
+    entries.append(Entry("longest request", count(cache["longest_request"], "tokens")))
+    entries.append(
+        Entry("prefix sharing", "on" if sharing["value"] else "off", one_line(sharing["reason"]))
+    )
+    host = summary["host_pool"]
+    entries.append(
+        Entry(
+            "host pool",
+            count(host["blocks"], "blocks") if host["blocks"] else "off",
+            one_line(summary["decisions"][_OFFLOAD]["reason"]),
+        )
+    )
+    entries += [Entry("warning", "", one_line(text), "red") for text in summary["warnings"]]
+    return entries
+
+
+def _group(kind: Mapping[str, Any]) -> Entry:
+    label = f"{kind['attention']} attention"
+    if kind["window"] is not None:
+        label = f"{kind['attention']}, {kind['window']:,} tokens"
+    note = f"{count(kind['groups'], 'groups')}, pages of {_page_size(kind['page_bytes'])}"
+    if kind["most_blocks_per_request"] is not None:
+        note += f", at most {kind['most_blocks_per_request']} a request"
+    return Entry(label, count(kind["layers"], "layers"), note)
+
+
+def _page_size(num_bytes: int) -> str:
+    return f"{num_bytes / 1024:,.0f} KiB" if num_bytes < 2**20 else memory_size(num_bytes)
+
+
+def _memory(summary: Mapping[str, Any]) -> list[Entry]:
+    memory = summary["memory"]
+    free = memory["free_now"]
+    return [
+        Entry(name.replace("_", " "), memory_size(size), percent(size / free))
+        for name, size in memory.items()
+        if size or name not in ("block_tables", "host_pool")
+    ]
+
+
+def _at_once(summary: Mapping[str, Any]) -> list[Entry]:
+    at_once, workload = summary["requests_at_once"], summary["workload"]
+    entries = [
+        Entry("requests, at most", count(at_once["at_most"])),
+        *(Entry(text, count(at_once[name])) for name, text in _LABELS.items() if name in at_once),
+    ]
+    if workload is not None:
+        note = "for as many requests as long as the longest"
+        entries.append(Entry("useful blocks", count(workload["useful_blocks"]), note))
+    return entries
+
+
+def _estimate(estimate: Mapping[str, int] | None) -> list[Entry]:
+    if estimate is None:
+        return []
+    return [
+        Entry("prompt tokens", count(estimate["prompt_tokens"])),
+        Entry("completion tokens", count(estimate["completion_tokens"])),
+        Entry("steps, about", count(estimate["steps"])),
+    ]

@@ -1,6 +1,7 @@
-"""Where a running job stands, in numbers: rates over the last seconds, rows left, time left.
+"""How far a running job is: measured from its statistics, and shown while it runs.
 
-Reads the job's statistics and draws nothing.
+A terminal gets a live block, anything else a plain line every ten seconds. Both are drawn on a
+thread of their own, so the job never waits for them.
 """
 
 from __future__ import annotations
@@ -8,21 +9,35 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cbgen.cli.console import Console, clock, count, percent, rate
 from cbgen.engine.events import StepStats
 from cbgen.io.inputs import Inputs
 from cbgen.job.report.statistics import JobStatistics
 
-_WINDOW_SECONDS = 10.0
+LOG_SECONDS = 10.0
+"""Seconds between two plain lines."""
+_REFRESHES_PER_SECOND = 4
+_RATE_SECONDS = 10.0
+"""Rates are those of the last seconds, this many."""
+_BAR_WIDTH = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One look at a job."""
+    """The state of a job at one moment."""
 
     phase: str
-    """As in JobStatistics."""
+    """As in `JobStatistics`."""
     elapsed: float
     """Seconds since the command began."""
     rows_done: int
@@ -31,9 +46,9 @@ class Progress:
     """None where the input's length is not known."""
     seconds_left: float | None
     tokens_in: float
-    """Prompt tokens a second, of late."""
+    """Prompt tokens per second, over the last seconds."""
     tokens_out: float
-    """Generated tokens a second, of late."""
+    """Generated tokens per second, over the last seconds."""
     engine: StepStats
 
     @property
@@ -50,7 +65,7 @@ class Progress:
 
 
 class ProgressMeter:
-    """Takes looks at a job.
+    """Measures the progress of a job.
 
     Args:
         statistics: what the job counts.
@@ -65,20 +80,20 @@ class ProgressMeter:
         self._history: deque[tuple[float, int, int]] = deque()
 
     def count_rows(self, inputs: Inputs) -> threading.Thread:
-        """Count the rows of the inputs on a thread, which is returned.
+        """Count the rows of the inputs on a thread, and return the thread.
 
-        Blank lines count, so this can be too many until the job has read the files.
+        Blank lines are counted too, so the number may be too high until the job has read the files.
         """
 
-        def count() -> None:
+        def count_lines() -> None:
             self._lines = inputs.count()
 
-        thread = threading.Thread(target=count, name="cbgen-counter", daemon=True)
+        thread = threading.Thread(target=count_lines, name="cbgen-counter", daemon=True)
         thread.start()
         return thread
 
     def read(self) -> Progress:
-        """Take a look."""
+        """Return the progress of now."""
         statistics, engine = self._statistics, self._statistics.engine
         tokens_in, tokens_out = self._rates(engine)
         left = self._rows_left()
@@ -112,21 +127,124 @@ class ProgressMeter:
         return left * self._statistics.run_seconds / done
 
     def _rates(self, engine: StepStats) -> tuple[float, float]:
-        """Return tokens a second in and out over the window that ends now."""
+        """Return prompt and generated tokens per second over the last seconds."""
         started = self._statistics.run_started
         if started is None:
             return 0.0, 0.0
         now, generated = time.monotonic(), engine.num_generated_tokens
-        # Every generated token but a row's last one is run as well.
+        # The model runs every generated token as well, except the last one of a row.
         prompt = engine.num_computed_tokens - engine.num_recomputed_tokens - generated
         history = self._history
         if not history:
             history.append((started, 0, 0))
         history.append((now, prompt, generated))
-        while now - history[0][0] > _WINDOW_SECONDS and len(history) > 2:
+        while now - history[0][0] > _RATE_SECONDS and len(history) > 2:
             history.popleft()
         then, old_prompt, old_generated = history[0]
         seconds = now - then
         if seconds <= 0:
             return 0.0, 0.0
         return max(0, prompt - old_prompt) / seconds, (generated - old_generated) / seconds
+
+
+def job_display(
+    console: Console, meter: ProgressMeter, *, redraws: bool
+) -> AbstractContextManager[object]:
+    """Show a job while the context is open.
+
+    Args:
+        console: where it is shown; a quiet one shows nothing.
+        meter: measures the job.
+        redraws: whether nothing else writes to the terminal, so that a view may draw over itself.
+    """
+    if console.quiet:
+        return nullcontext()
+    if not (redraws and console.can_redraw):
+        return _log_lines(console, meter)
+    return Live(
+        console=console.rich,
+        get_renderable=lambda: live_view(meter.read()),
+        refresh_per_second=_REFRESHES_PER_SECOND,
+        transient=True,
+        redirect_stdout=False,  # stdout is for rows
+    )
+
+
+@contextmanager
+def _log_lines(console: Console, meter: ProgressMeter) -> Iterator[None]:
+    """Write a plain line every `LOG_SECONDS`, none after the end of the context."""
+    ends = threading.Event()
+
+    def write_lines() -> None:
+        while not ends.wait(LOG_SECONDS):  # waits on the monotonic clock
+            console.line(log_line(meter.read()))
+
+    thread = threading.Thread(target=write_lines, name="cbgen-display", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def log_line(progress: Progress) -> str:
+    """Return a job's state as one plain line."""
+    parts = [clock(progress.elapsed), progress.phase]
+    if progress.engine.num_blocks:
+        parts = [clock(progress.elapsed), _rows(progress), _tokens(progress), *_engine(progress)]
+        if progress.seconds_left is not None:
+            parts.append(f"about {clock(progress.seconds_left)} left")
+    return " | ".join(parts)
+
+
+def live_view(progress: Progress) -> RenderableType:
+    """Return a job's state as a block of at most three lines."""
+    head = Table.grid(padding=(0, 2))
+    share = progress.share_done if progress.engine.num_blocks else None
+    bar = ProgressBar(
+        total=None if share is None else 1.0,
+        completed=share or 0.0,
+        width=_BAR_WIDTH,
+        pulse=share is None,
+        complete_style="cyan",
+        pulse_style="cyan",
+    )
+    rows = Text(_rows(progress), no_wrap=True, overflow="ellipsis")
+    if progress.rows_failed:
+        rows.stylize("red", rows.plain.rindex(",") + 2)
+    head.add_row(Text(progress.phase, style="bold", no_wrap=True), bar, rows)
+    if not progress.engine.num_blocks:
+        return head
+    times = f"{clock(progress.elapsed)} elapsed"
+    if progress.seconds_left is not None:
+        times += f", about {clock(progress.seconds_left)} left"
+    return Group(head, _dim(times, _tokens(progress)), _dim(*_engine(progress)))
+
+
+def _rows(progress: Progress) -> str:
+    text = f"{count(progress.rows_done, 'rows')} done"
+    if progress.rows_left is not None:
+        text += f", {count(progress.rows_left)} left"
+    if progress.rows_failed:
+        text += f", {count(progress.rows_failed)} failed"
+    return text
+
+
+def _tokens(progress: Progress) -> str:
+    return f"{rate(progress.tokens_in)} tokens/s in, {rate(progress.tokens_out)} out"
+
+
+def _engine(progress: Progress) -> list[str]:
+    engine = progress.engine
+    parts = [
+        f"{count(engine.num_running)} running, {count(engine.num_waiting)} waiting",
+        f"cache {percent(progress.cache_share)}",
+    ]
+    if engine.num_preemptions:
+        parts.append(count(engine.num_preemptions, "preemptions"))
+    return parts
+
+
+def _dim(*parts: str) -> Text:
+    return Text(" · ".join(parts), style="dim", no_wrap=True, overflow="ellipsis")

@@ -1,28 +1,30 @@
-"""`cbgen run`: the job, with its display around it."""
+"""`cbgen run`: the job, with its display and the files about it around it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import typer
 
 from cbgen import __version__
-from cbgen.cli import run_options as options
-from cbgen.cli.display import job_display
-from cbgen.cli.exits import ExitCode
+from cbgen.cli import arguments
+from cbgen.cli.console import Console
+from cbgen.cli.exits import ExitCode, exit_code_of
 from cbgen.cli.logs import take_over_library_logs
-from cbgen.cli.progress import ProgressMeter
-from cbgen.cli.report import describe_inputs, settings_lines, summary_lines, written_rows
-from cbgen.cli.screen import Screen
-from cbgen.cli.stopping import Stopper, StopRules, StopSignal, stop_rules
-from cbgen.cli.watching import FactPaths, RunWatch, watched
-from cbgen.errors import CbgenError, EngineError, StoppedEarly
+from cbgen.cli.progress import ProgressMeter, job_display
+from cbgen.cli.stopping import Stopper, StopSignal, parse_duration, parse_signal
+from cbgen.cli.summary import describe_inputs, settings_lines, summary_lines, written_rows
+from cbgen.errors import CbgenError, EngineError, StoppedEarly, UsageError
 from cbgen.io.inputs import open_inputs
+from cbgen.io.output_file import journal_path
 from cbgen.io.shard import Shard
 from cbgen.job.early_stop import EarlyStop
 from cbgen.job.options import JobOptions
+from cbgen.job.report.monitor import JobMonitor
 from cbgen.job.report.statistics import JobStatistics
+from cbgen.job.report.trace import TraceFile
 from cbgen.job.resume import parse_retry
 from cbgen.job.run import run_job
 from cbgen.recipe.load import load_recipe
@@ -34,32 +36,32 @@ if TYPE_CHECKING:
 
 def run_command(
     context: typer.Context,
-    recipe: options.RecipePath,
-    input_paths: options.InputPaths = None,
-    output_path: options.OutputPath = "-",
-    set_values: options.SetValues = None,
-    limit: options.Limit = None,
-    shard: options.ShardOption = None,
-    input_format: options.FormatOption = options.Format.AUTO,
-    overwrite: options.Overwrite = False,
-    resume: options.Resume = False,
-    resume_any: options.ResumeAny = False,
-    retry: options.Retry = None,
-    strict: options.Strict = False,
-    order: options.OrderOption = None,
-    time_limit: options.TimeLimit = None,
-    requeue_signal: options.RequeueSignal = None,
-    stats_path: options.StatsPath = None,
-    metrics_path: options.MetricsPath = None,
-    trace_path: options.TracePath = None,
-    quiet: options.Quiet = False,
+    recipe: arguments.RecipePath,
+    input_paths: arguments.InputPaths = None,
+    output_path: arguments.OutputPath = "-",
+    set_values: arguments.SetValues = None,
+    limit: arguments.Limit = None,
+    shard: arguments.ShardOption = None,
+    input_format: arguments.FormatOption = arguments.Format.AUTO,
+    overwrite: arguments.Overwrite = False,
+    resume: arguments.Resume = False,
+    resume_any: arguments.ResumeAny = False,
+    retry: arguments.Retry = None,
+    strict: arguments.Strict = False,
+    order: arguments.OrderOption = None,
+    time_limit: arguments.TimeLimit = None,
+    requeue_signal: arguments.RequeueSignal = None,
+    stats_path: arguments.StatsPath = None,
+    metrics_path: arguments.MetricsPath = None,
+    trace_path: arguments.TracePath = None,
+    quiet: arguments.Quiet = False,
 ) -> None:
     """Answer every row of one or more files.
 
     Example: cbgen run recipe.yaml -i prompts.jsonl -o answers.jsonl
     """
-    screen: Screen = context.obj
-    screen.quiet = quiet
+    console: Console = context.obj
+    console.quiet = quiet
     overrides = list(set_values or ())
     if order is not None:
         overrides.append(f"output.order={order}")
@@ -67,8 +69,8 @@ def run_command(
     inputs = open_inputs(
         input_paths or ["-"], limit=limit, shard=None if shard is None else Shard.parse(shard)
     )
-    screen.line(f"cbgen {__version__}: {recipe}, {describe_inputs(inputs)} -> {output_path}")
-    job_options = JobOptions(
+    console.line(f"cbgen {__version__}: {recipe}, {describe_inputs(inputs)} -> {output_path}")
+    options = JobOptions(
         inputs=inputs,
         output=output_path,
         overwrite=overwrite,
@@ -79,72 +81,110 @@ def run_command(
         input_format=input_format.value,
         strict=strict,
     )
-    rules = stop_rules(time_limit, requeue_signal)
-    paths = FactPaths(stats=stats_path, metrics=metrics_path, trace=trace_path)
+    stopper = Stopper(
+        EarlyStop(),
+        console.line,
+        time_limit=None if time_limit is None else parse_duration(time_limit, "--time-limit"),
+        requeue_signal=None
+        if requeue_signal is None
+        else parse_signal(requeue_signal, "--requeue-signal"),
+    )
+    _refuse_taken_paths(
+        options, {"--stats": stats_path, "--metrics": metrics_path, "--trace": trace_path}
+    )
     statistics = JobStatistics()
-    with watched(statistics, checked, job_options, paths) as watch:
-        watch.code = _run(screen, checked, job_options, statistics, watch, rules)
-    raise typer.Exit(watch.code)
+    monitor = JobMonitor(
+        statistics,
+        checked,
+        output=output_path,
+        version=__version__,
+        stats_path=stats_path,
+        metrics_path=metrics_path,
+    )
+    trace = None if trace_path is None else TraceFile(trace_path)
+    monitor.start()
+    code = ExitCode.FAILED
+    try:
+        code = _run(console, checked, options, statistics, stopper, monitor, trace)
+    except BaseException as error:
+        code = exit_code_of(error)
+        raise
+    finally:
+        if trace is not None:
+            trace.close()
+        monitor.finish(code)
+    raise typer.Exit(code)
+
+
+def _refuse_taken_paths(options: JobOptions, paths: Mapping[str, str | None]) -> None:
+    """Refuse to write a file about the run over its rows, or two such files to one path.
+
+    Args:
+        options: name the files of rows.
+        paths: option to path; None if the file is not wanted.
+
+    Raises:
+        UsageError: a path is taken.
+    """
+    taken = {os.path.realpath(name): "the input" for name in options.inputs.names}
+    for name in (options.output, journal_path(options.output)):
+        taken[os.path.realpath(name)] = "the output"
+    for option, path in paths.items():
+        if path is None:
+            continue
+        real = os.path.realpath(path)
+        if real in taken:
+            raise UsageError(f"{option} {path}: that file is {taken[real]} already; name another")
+        taken[real] = f"that of {option}"
 
 
 def _run(
-    screen: Screen,
+    console: Console,
     recipe: Recipe,
     options: JobOptions,
     statistics: JobStatistics,
-    watch: RunWatch,
-    rules: StopRules,
+    stopper: Stopper,
+    monitor: JobMonitor,
+    trace: TraceFile | None,
 ) -> ExitCode:
+    """Run the job and show how it goes and how it ended."""
     meter = ProgressMeter(statistics, options.inputs.max_records)
     typed = "-" in options.inputs.names and os.isatty(0)
     if typed:
-        screen.line("rows are read from this terminal: one JSON object a line, Ctrl-D to end")
-    elif not screen.quiet:
+        console.line("rows are read from this terminal: one JSON object a line, Ctrl-D to end")
+    elif not console.quiet:
         meter.count_rows(options.inputs)
     rows_on_terminal = typed or (options.output == "-" and os.isatty(1))
-    early_stop = EarlyStop()
-    stopper = Stopper(early_stop, rules, screen.line)
+    os.environ.setdefault("TQDM_DISABLE", "1")  # a library's bar would tear the view
+
+    def show_settings(settings: list[Setting]) -> None:
+        monitor.take_settings(settings)
+        for line in settings_lines(settings):
+            console.line(line, style="dim")
+
     try:
-        with stopper, job_display(screen, meter, redraws=not rows_on_terminal):
-            took_all = _run_job(screen, recipe, options, statistics, watch, early_stop)
+        with stopper, job_display(console, meter, redraws=not rows_on_terminal):
+            took_all = run_job(
+                recipe,
+                options,
+                statistics,
+                on_loading=take_over_library_logs,
+                on_settings=show_settings,
+                early_stop=stopper.early_stop,
+                observer=trace,
+            )
     except (StopSignal, StoppedEarly):
-        assert stopper.reason is not None, "who ends a run says why"
-        screen.line(f"{stopper.reason.text}: {written_rows(statistics, options.output)}")
+        assert stopper.reason is not None, "what ends a run early gives a reason"
+        console.line(f"{stopper.reason.text}: {written_rows(statistics, options.output)}")
         return stopper.reason.code
     except BrokenPipeError as error:  # not stdout's, which run_job deals with
         raise EngineError(f"a connection was lost: {error}") from error
     except CbgenError:
         if statistics.rows_written:
-            screen.line(written_rows(statistics, options.output))
+            console.line(written_rows(statistics, options.output))
         raise
     if not took_all:
         return ExitCode.OK
     for line in summary_lines(statistics, options.output):
-        screen.line(line)
+        console.line(line)
     return ExitCode.ROWS_FAILED if statistics.total().rows_failed else ExitCode.OK
-
-
-def _run_job(
-    screen: Screen,
-    recipe: Recipe,
-    options: JobOptions,
-    statistics: JobStatistics,
-    watch: RunWatch,
-    early_stop: EarlyStop,
-) -> bool:
-    os.environ.setdefault("TQDM_DISABLE", "1")  # a library's bar would tear the view
-
-    def show_settings(settings: list[Setting]) -> None:
-        watch.monitor.take_settings(settings)
-        for line in settings_lines(settings):
-            screen.line(line, style="dim")
-
-    return run_job(
-        recipe,
-        options,
-        statistics,
-        on_loading=take_over_library_logs,
-        on_settings=show_settings,
-        early_stop=early_stop,
-        observer=watch.trace,
-    )

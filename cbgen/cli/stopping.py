@@ -1,38 +1,42 @@
-"""What ends a run before its input does: signals, and a time limit.
+"""How a run is stopped before its input ends: by a signal or by a time limit.
 
-The first wish lets the job end by itself, with what is finished written; a second signal, or a job
-that does not come to its end, ends the process. A thread of its own sees to that: signals reach it
-through a pipe even while the main thread is busy in a library.
+The first request lets the job end by itself and write what is finished. A second signal ends the
+process, and so does a job that takes too long to end. A thread watches for both: it reads signals
+from a pipe, so it hears them even while the main thread is busy in a library.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Self
 
-from cbgen.cli.durations import parse_duration
-from cbgen.cli.exits import ExitCode
+from cbgen.cli.exits import ExitCode, Terminated
 from cbgen.errors import UsageError
 from cbgen.job.early_stop import EarlyStop
 
 FORCE_SECONDS = 20.0
-"""Time that a job has to end once it was asked to."""
+"""Time that a job has to end after it was asked to."""
 REPEAT_SECONDS = 1.0
-"""A signal that comes sooner after the first one is the same wish: some shells send it twice."""
+"""A signal that comes sooner after the first one counts as the same: some shells send it twice."""
 _SHOW_CURSOR = b"\x1b[?25h"
 _END = 0
-"""In the pipe, the number of no signal."""
+"""Written into the pipe to end the thread; no signal has this number."""
+
+_UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 class StopSignal(BaseException):
-    """A run shall end, and there is no job yet that could end by itself."""
+    """The run was stopped before there was a job that could end by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +47,36 @@ class StopReason:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRules:
-    """What may end a run early, beside SIGINT and SIGTERM."""
-
-    time_limit: float | None = None
-    """Seconds since the process began."""
-    requeue_signal: signal.Signals | None = None
-
-
 class Stopper:
-    """Asks a job to end when it is time; to be entered in the main thread.
+    """Asks a job to end on SIGINT, SIGTERM or what else may stop it; entered in the main thread.
 
     Args:
-        early_stop: who passes the wish on to the job.
-        rules: what may end the run.
+        early_stop: passes the request on to the job.
         tell: takes a line for people.
+        time_limit: seconds that the process may take in all.
+        requeue_signal: another signal that stops the run, as the time limit does.
     """
 
     def __init__(
-        self, early_stop: EarlyStop, rules: StopRules, tell: Callable[[str], None]
+        self,
+        early_stop: EarlyStop,
+        tell: Callable[[str], None],
+        *,
+        time_limit: float | None = None,
+        requeue_signal: signal.Signals | None = None,
     ) -> None:
         self.reason: StopReason | None = None
-        """Why the run ends early, None while it does not."""
-        self._early_stop = early_stop
+        """Why the run ends early; None while nothing stops it."""
+        self.early_stop = early_stop
         self._tell = tell
         self._signals = {
             signal.SIGINT: StopReason(ExitCode.INTERRUPTED, "interrupted"),
             signal.SIGTERM: StopReason(ExitCode.TERMINATED, "interrupted"),
         }
-        if rules.requeue_signal is not None:
-            text = f"stopped by {rules.requeue_signal.name}"
-            self._signals[rules.requeue_signal] = StopReason(ExitCode.STOPPED, text)
-        self._limit = None if rules.time_limit is None else _TimeLimit(rules.time_limit)
+        if requeue_signal is not None:
+            text = f"stopped by {requeue_signal.name}"
+            self._signals[requeue_signal] = StopReason(ExitCode.STOPPED, text)
+        self._limit = None if time_limit is None else _TimeLimit(time_limit)
         self._interrupted: float | None = None
         self._force_at: float | None = None
         self._has_raised = False
@@ -85,11 +86,11 @@ class Stopper:
         self._thread = threading.Thread(target=self._watch, name="cbgen-stopper", daemon=True)
 
     def __enter__(self) -> Self:
-        """Take over the signals; without effect on them outside of the main thread."""
+        """Take over the signals, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
             os.set_blocking(self._write_end, False)
             self._previous_descriptor = signal.set_wakeup_fd(self._write_end)
-            # A shell starts what runs in the background with SIGINT ignored; that stays so.
+            # A shell starts background processes with SIGINT ignored; it stays ignored.
             numbers = [
                 number
                 for number, reason in self._signals.items()
@@ -106,7 +107,7 @@ class Stopper:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the signals back."""
+        """Restore the signal handlers."""
         if self._previous:
             signal.set_wakeup_fd(self._previous_descriptor)
         for number, handler in self._previous.items():
@@ -117,9 +118,9 @@ class Stopper:
         os.close(self._write_end)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """End what the main thread does, unless it is a job's loop, which ends by itself."""
+        """Raise in the main thread, unless it runs a job's loop, which ends by itself."""
         self.reason = self.reason or self._signals.get(signal.Signals(number))
-        if not self._early_stop.has_job and not self._has_raised:
+        if not self.early_stop.has_job and not self._has_raised:
             self._has_raised = True
             raise StopSignal
 
@@ -159,14 +160,14 @@ class Stopper:
         if self._previous:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
         grace = max(0.0, self._limit.cancels - time.monotonic())
-        if self._early_stop.has_job and grace >= 1:
+        if self.early_stop.has_job and grace >= 1:
             self._tell(f"time limit: running rows have {grace:.0f} s to finish, no more are begun")
         self._ask(grace)
 
     def _ask(self, grace: float) -> None:
         force_at = time.monotonic() + grace + FORCE_SECONDS
         self._force_at = force_at if self._force_at is None else min(force_at, self._force_at)
-        self._early_stop.ask(grace)
+        self.early_stop.ask(grace)
 
     def _end_process(self) -> None:
         assert self.reason is not None, "the process ends for a reason"
@@ -181,13 +182,13 @@ class _TimeLimit:
     def __init__(self, seconds: float) -> None:
         end = time.monotonic() - process_age() + seconds
         self.cancels = end - min(20.0, max(2.0, seconds / 30))
-        """When what still runs is cancelled: the rest is for writing and for leaving."""
+        """When rows that still run are cancelled; the rest of the time is for writing."""
         self.begins = self.cancels - min(60.0, seconds / 10)
-        """When nothing is admitted any more."""
+        """When no further row is admitted."""
 
 
 def process_age() -> float:
-    """Return the seconds since this process began, 0 where the system does not tell."""
+    """Return the seconds since this process began, 0 if the system does not tell."""
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as stream:
             fields = stream.read().rpartition(")")[2].split()
@@ -197,25 +198,11 @@ def process_age() -> float:
         return 0.0
 
 
-def stop_rules(time_limit: str | None, requeue_signal: str | None) -> StopRules:
-    """Return the rules that two options give.
-
-    Raises:
-        UsageError: one of them is wrong.
-    """
-    return StopRules(
-        time_limit=None if time_limit is None else parse_duration(time_limit, "--time-limit"),
-        requeue_signal=None
-        if requeue_signal is None
-        else parse_signal(requeue_signal, "--requeue-signal"),
-    )
-
-
 def parse_signal(text: str, option: str) -> signal.Signals:
     """Return the signal of a name or number: `USR1`, `SIGUSR1`, `10`.
 
     Raises:
-        UsageError: there is no such signal, or a process cannot take it.
+        UsageError: there is no such signal, or it has another meaning already.
     """
     name = text.strip().upper()
     try:
@@ -229,3 +216,54 @@ def parse_signal(text: str, option: str) -> signal.Signals:
     if number in taken:
         raise UsageError(f"{option} is {text!r}; that signal has its meaning already; use USR1")
     return number
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Return the seconds of `90`, `90s`, `15m`, `3h50m`, `2d`, or of Slurm's `1-02:03:04`.
+
+    A number alone is seconds, `mm:ss` and `hh:mm:ss` are read as on a clock, and hours follow days.
+
+    Args:
+        text: the duration.
+        option: the option's name, for the error.
+
+    Raises:
+        UsageError: the text has another form, or is zero.
+    """
+    text = text.strip()
+    seconds = 0
+    if units := _UNITS.fullmatch(text):
+        seconds = _in_seconds([int(part or 0) for part in units.groups()])
+    elif clock := _CLOCK.fullmatch(text):
+        days, *parts = clock.groups()
+        given = [int(part) for part in parts if part is not None]
+        # After days the first number is hours; without them the last one is seconds.
+        aligned = [*given, 0, 0][:3] if days else [0, 0, *given][-3:]
+        seconds = _in_seconds([int(days or 0), *aligned])
+    if seconds <= 0:
+        raise UsageError(
+            f"{option} is {text!r}; expected a time such as 90s, 15m, 3h50m or 1-02:03:04"
+        )
+    return float(seconds)
+
+
+def _in_seconds(parts: list[int]) -> int:
+    days, hours, minutes, seconds = parts
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise Terminated in the main thread on SIGTERM, so that it ends a command as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
+    raise Terminated

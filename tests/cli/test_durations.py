@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cbgen.cli.durations import parse_duration
+from cbgen.cli.stopping import parse_duration
 from cbgen.errors import UsageError
 
 MINUTE, HOUR, DAY = 60, 3600, 86400

@@ -7,9 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from cbgen.cli import display, progress
-from cbgen.cli.progress import Progress, ProgressMeter
-from cbgen.cli.view import live_view, log_line
+from cbgen.cli import progress
+from cbgen.cli.progress import Progress, ProgressMeter, live_view, log_line
 from cbgen.engine.events import StepStats
 from cbgen.io.inputs import open_inputs
 from cbgen.job.report.statistics import JobStatistics
@@ -146,7 +145,7 @@ def test_what_is_no_file_is_not_counted(statistics):
 
 
 def test_a_log_gets_a_line_at_every_interval(cbgen, recipe, rows_file, monkeypatch):
-    monkeypatch.setattr(display, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.01)
     finished = cbgen("run", recipe, "-i", rows_file({"prompt": "one"}))
     assert " | " in finished.err
 

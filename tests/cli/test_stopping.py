@@ -10,7 +10,7 @@ import pytest
 
 from cbgen.cli import stopping
 from cbgen.cli.exits import ExitCode
-from cbgen.cli.stopping import Stopper, StopRules, StopSignal, parse_signal, process_age
+from cbgen.cli.stopping import Stopper, StopSignal, parse_signal, process_age
 from cbgen.errors import UsageError
 from cbgen.job.early_stop import EarlyStop
 from tests.helpers.commands import Command, parse_rows
@@ -65,7 +65,7 @@ def exits(monkeypatch):
 
 
 def make_stopper(asked: Asked, **rules) -> Stopper:
-    return Stopper(asked.stop, StopRules(**rules), asked.lines.append)
+    return Stopper(asked.stop, asked.lines.append, **rules)
 
 
 @pytest.mark.parametrize(

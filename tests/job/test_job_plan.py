@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import transformers
 
-from cbgen.cli.plan_view import plan_sections
+from cbgen.cli.plan import plan_sections
 from cbgen.engine.build import attached_engine
 from cbgen.engine.config import ContinuousBatchingConfig
 from cbgen.io.inputs import open_inputs

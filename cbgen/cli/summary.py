@@ -1,6 +1,6 @@
 """What a run says before and after: its settings, its summary, where its rows are.
 
-Makes lines; writes none.
+Returns lines and writes none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cbgen.cli.wording import count, percent, rate, seconds
+from cbgen.cli.console import count, percent, rate, seconds
 from cbgen.io.inputs import Inputs
 from cbgen.io.output_file import journal_path
 from cbgen.job.report.statistics import JobStatistics
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _ORIGIN_COLUMN = 40
 _LONGEST_VALUE = 60
 _MANY_CUT = 0.1
-"""Share of answers that end at their length limit from which on a hint is due."""
+"""Share of answers cut by their length limit above which the summary gives a hint."""
 
 
 def describe_inputs(inputs: Inputs) -> str:
@@ -57,43 +57,37 @@ def summary_lines(statistics: JobStatistics, output: str) -> list[str]:
         statistics: of the run.
         output: path of the output, or `-`.
     """
+    total, engine = statistics.total(), statistics.engine
+    rows = f"{count(statistics.rows_read)} read, {count(total.rows_answered)} answered"
+    rows += f", {count(total.rows_failed)} failed"
+    if statistics.rows_resumed:
+        rows += f"; {count(statistics.rows_resumed)} of these by an earlier run"
+    tokens = f"{count(total.prompt_tokens)} prompt, {count(total.completion_tokens)} completion"
+    reasons = ", ".join(
+        f"{reason} {count(number)} ({percent(number / total.num_answers)})"
+        for reason, number in total.finish_reasons.most_common()
+        if reason != "error"
+    )
+    hint = ""
+    if total.finish_reasons["length"] > _MANY_CUT * total.num_answers:
+        hint = "many answers are cut off by length: raise generation_config.max_new_tokens"
+    errors = sorted(total.errors.items(), key=lambda item: (-item[1], item[0]))
+    preempted = ""
+    if engine.num_preemptions:
+        recomputed = count(engine.num_recomputed_tokens, "tokens")
+        preempted = f"{count(engine.num_preemptions, 'times')}, {recomputed} computed again"
     items = [
-        ("rows", _rows(statistics)),
-        ("tokens", _tokens(statistics)),
+        ("rows", rows),
+        ("tokens", tokens),
         ("time", _time(statistics)),
-        ("ended by", _finish_reasons(statistics)),
-        ("", _length_hint(statistics)),
-        ("errors", _counted(statistics.total().errors)),
-        ("", _failed_rows_hint(statistics, output)),
-        ("preempted", _preemptions(statistics)),
+        ("ended by", reasons),
+        ("", hint),
+        ("errors", ", ".join(f"{code} {count(number)}" for code, number in errors)),
+        ("", _how_to_see_failed_rows(statistics, output) if total.rows_failed else ""),
+        ("preempted", preempted),
         ("output", "stdout" if output == "-" else output),
     ]
     return [f"{label:<10} {text}" for label, text in items if text]
-
-
-def written_rows(statistics: JobStatistics, output: str) -> str:
-    """Return where the rows of a run are that ended early."""
-    done = statistics.rows_written + statistics.rows_resumed
-    if done == 0:
-        return "no row was written"
-    verb = "is" if done == 1 else "are"
-    if output == "-":
-        return f"{count(done, 'rows')} {verb} on stdout"
-    places = [path for path in (output, journal_path(output)) if os.path.exists(path)]
-    return f"{count(done, 'rows')} {verb} in {' and '.join(places)}; --resume goes on from there"
-
-
-def _rows(statistics: JobStatistics) -> str:
-    total = statistics.total()
-    text = f"{count(statistics.rows_read)} read, {count(total.rows_answered)} answered"
-    text += f", {count(total.rows_failed)} failed"
-    resumed = statistics.rows_resumed
-    return f"{text}; {count(resumed)} of these by an earlier run" if resumed else text
-
-
-def _tokens(statistics: JobStatistics) -> str:
-    total = statistics.total()
-    return f"{count(total.prompt_tokens)} prompt, {count(total.completion_tokens)} completion"
 
 
 def _time(statistics: JobStatistics) -> str:
@@ -108,27 +102,7 @@ def _time(statistics: JobStatistics) -> str:
     )
 
 
-def _finish_reasons(statistics: JobStatistics) -> str:
-    total = statistics.total()
-    if not total.num_answers:
-        return ""
-    return ", ".join(
-        f"{reason} {count(number)} ({percent(number / total.num_answers)})"
-        for reason, number in total.finish_reasons.most_common()
-        if reason != "error"
-    )
-
-
-def _length_hint(statistics: JobStatistics) -> str:
-    total = statistics.total()
-    if total.finish_reasons["length"] <= _MANY_CUT * total.num_answers:
-        return ""
-    return "many answers are cut off by length: raise generation_config.max_new_tokens"
-
-
-def _failed_rows_hint(statistics: JobStatistics, output: str) -> str:
-    if not statistics.total().rows_failed:
-        return ""
+def _how_to_see_failed_rows(statistics: JobStatistics, output: str) -> str:
     # `error` is the last field of every row, and rows are written without spaces. A refusal in
     # OpenAI's form has null there and the error in the body of its response.
     pattern = """-v '"error":null}$'"""
@@ -143,21 +117,13 @@ def _failed_rows_hint(statistics: JobStatistics, output: str) -> str:
     return f"to see them: {tool} {pattern} {shlex.quote(output)}"
 
 
-def _preemptions(statistics: JobStatistics) -> str:
-    engine = statistics.engine
-    if not engine.num_preemptions:
-        return ""
-    return (
-        f"{count(engine.num_preemptions, 'times')}, "
-        f"{count(engine.num_recomputed_tokens, 'tokens')} computed again"
-    )
-
-
-def _counted(numbers: dict[str, int]) -> str:
-    return ", ".join(
-        f"{name} {count(number)}" for name, number in sorted(numbers.items(), key=_by_number)
-    )
-
-
-def _by_number(item: tuple[str, int]) -> tuple[int, str]:
-    return -item[1], item[0]
+def written_rows(statistics: JobStatistics, output: str) -> str:
+    """Return where the rows of a run are that ended early."""
+    done = statistics.rows_written + statistics.rows_resumed
+    if done == 0:
+        return "no row was written"
+    rows = f"{count(done, 'rows')} {'is' if done == 1 else 'are'}"
+    if output == "-":
+        return f"{rows} on stdout"
+    places = [path for path in (output, journal_path(output)) if os.path.exists(path)]
+    return f"{rows} in {' and '.join(places)}; --resume goes on from there"

@@ -1,4 +1,4 @@
-"""The options of `cbgen run`, one name each, so that the command itself stays readable."""
+"""The arguments and options of the commands, one name each, so that signatures stay readable."""
 
 from __future__ import annotations
 

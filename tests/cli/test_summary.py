@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cbgen.cli.report import settings_lines, summary_lines, written_rows
+from cbgen.cli.summary import settings_lines, summary_lines, written_rows
 from cbgen.engine.events import StepStats
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.settings import Setting
