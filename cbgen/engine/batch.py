@@ -88,8 +88,9 @@ class Rows:
     def admit(self, admitted: Sequence[AdmittedRow]) -> None:
         """Take the token ids of newly admitted requests; their block tables are empty again."""
         for item in admitted:
-            self._known_ids[item.row] = torch.tensor(item.token_ids, dtype=torch.long)
-            self._num_known[item.row] = len(item.token_ids)
+            known_ids = [*item.prompt_ids, *item.generated_tokens]
+            self._known_ids[item.row] = torch.tensor(known_ids, dtype=torch.long)
+            self._num_known[item.row] = len(known_ids)
             for runs in self._runs:
                 runs[item.row] = _NO_RUN
 

@@ -29,7 +29,7 @@ from cbgen.engine.model.load import LoadedModel, load_skeleton
 from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
-from cbgen.engine.sampling.state import SamplingState
+from cbgen.engine.sampling.sampler import Sampler
 from cbgen.engine.scheduler import SchedulerLimits, make_scheduler
 from cbgen.engine.storage import KVStorage
 from cbgen.errors import UsageError
@@ -189,7 +189,7 @@ def build_engine(
             spans=spans,
             device=facts.device,
         ),
-        sampling=SamplingState(plan.max_requests),
+        sampler=Sampler(plan.max_requests, facts.logits_size, facts.device),
     )
     limits = scheduler_limits(plan, facts, first_answer_share)
     scheduler = make_scheduler(plan.scheduler_type, cache, limits, observer)

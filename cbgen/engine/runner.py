@@ -9,7 +9,7 @@ only hands work to the device; `result` is where the host waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -17,15 +17,9 @@ from cbgen.engine.attention.base import AttentionBackend, LayerAttention
 from cbgen.engine.attention.context import PagedLayers, PagedStep, forward_context
 from cbgen.engine.batch import Rows, StepInputs
 from cbgen.engine.cache.groups import LayerGroup
-from cbgen.engine.sampling.sampler import (
-    SamplingRows,
-    processed_logprobs,
-    sample,
-    token_logprobs,
-)
+from cbgen.engine.sampling.sampler import DrawnTokens, Sampler
 from cbgen.engine.sampling.scores import Scores
-from cbgen.engine.sampling.state import SamplingState
-from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
+from cbgen.engine.step import ScheduledBatch, StepResult
 from cbgen.engine.storage import KVStorage
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Scores]
@@ -68,30 +62,15 @@ class _StepContext:
 class LaunchedStep:
     """A step on the device: what it drew, not yet on the host."""
 
-    drawn: torch.Tensor | None = None
-    """[s] int64: the token of each request that samples; -1 where the logits were not numbers."""
-    logprobs: dict[str, tuple[list[int], torch.Tensor]] = field(default_factory=dict)
-    """Mode -> the places among the s requests that asked for it, and their values."""
+    drawn: DrawnTokens | None = None
 
     def result(self) -> StepResult:
         """Wait for the step and return what was drawn."""
-        if self.drawn is None:
-            return StepResult()
-        found: dict[int, tuple[float]] = {}
-        for places, values in self.logprobs.values():
-            found.update((p, (v,)) for p, v in zip(places, values.tolist(), strict=True))
-        return StepResult(
-            tuple(
-                SampledTokens((token_id,), found.get(place, ()))
-                if token_id >= 0
-                else SampledTokens((), (), is_finite=False)
-                for place, token_id in enumerate(self.drawn.tolist())
-            )
-        )
+        return StepResult() if self.drawn is None else StepResult(self.drawn.samples())
 
 
 class Runner:
-    """Owns the device side of an engine: model, pages, rows and sampling state."""
+    """Owns the device side of an engine: model, pages, rows and sampler."""
 
     def __init__(
         self,
@@ -101,13 +80,13 @@ class Runner:
         storage: KVStorage,
         backend: AttentionBackend,
         rows: Rows,
-        sampling: SamplingState,
+        sampler: Sampler,
     ) -> None:
         self._forward = forward
         self._storage = storage
         self._backend = backend
         self._rows = rows
-        self._sampling = sampling
+        self._sampler = sampler
         group_of = {
             layer.index: number for number, group in enumerate(groups) for layer in group.layers
         }
@@ -123,7 +102,7 @@ class Runner:
         if batch.state_resets:
             raise NotImplementedError("state resets have no owner in this version")
         self._rows.admit(batch.admitted)
-        self._sampling.admit(batch.admitted)
+        self._sampler.admit(batch.admitted)
         self._storage.swap_out(batch.swaps_out)
         self._storage.copy_blocks(batch.block_copies)
         self._storage.swap_in(batch.swaps_in)
@@ -134,48 +113,8 @@ class Runner:
         with forward_context(_StepContext(inputs, self._layers, self._backend)):
             scores = self._forward(inputs.token_ids, inputs.position_ids, inputs.logit_indices)
         sampled = [item for item in batch.requests if item.num_samples]
-        return self._sample(scores, sampled, inputs.sampled_rows)
-
-    def _sample(
-        self, scores: Scores, sampled: Sequence[ScheduledRequest], rows: torch.Tensor
-    ) -> LaunchedStep:
-        """Draw the tokens of the requests that sample: scores of s rows, rows [s] int64."""
         if not sampled:
             return LaunchedStep()
-        logprobs: dict[str, tuple[list[int], torch.Tensor]] = {}
-        if self._sampling.needs_logits(sampled):
-            parameters = self._sampling.gather(sampled)
-            modes = [self._sampling.logprobs(item.row) for item in sampled]
-            logits = scores.logits()
-            token_ids, finite = sample(logits, parameters)
-            logprobs = _logprobs(logits, token_ids, parameters, modes)
-        else:
-            best, token_ids = scores.best()
-            finite = best.isfinite()
-        self._rows.store_sampled(rows, token_ids)
-        # A token that is not one becomes -1, so that tokens come to the host in one transfer.
-        return LaunchedStep(torch.where(finite, token_ids, -1), logprobs)
-
-
-def _logprobs(
-    logits: torch.Tensor,
-    token_ids: torch.Tensor,
-    parameters: SamplingRows,
-    modes: Sequence[str | None],
-) -> dict[str, tuple[list[int], torch.Tensor]]:
-    """Return mode -> places of the requests that asked for it, and their log-probabilities."""
-    found: dict[str, tuple[list[int], torch.Tensor]] = {}
-    for mode in ("raw", "processed"):
-        places = [place for place, wanted in enumerate(modes) if wanted == mode]
-        if not places:
-            continue
-        host_index = torch.tensor(places)
-        index = host_index.to(logits.device, non_blocking=True)
-        if mode == "raw":
-            values = token_logprobs(logits[index], token_ids[index])
-        else:
-            values = processed_logprobs(
-                logits[index], token_ids[index], parameters.select(host_index)
-            )
-        found[mode] = places, values
-    return found
+        drawn = self._sampler.draw(scores, sampled)
+        self._rows.store_sampled(inputs.sampled_rows, drawn.token_ids)
+        return LaunchedStep(drawn)

@@ -11,7 +11,7 @@ from functools import cached_property
 from cbgen.engine.cache.groups import LayerFacts, LayerGroup, block_bytes
 
 SAMPLER_CHUNK = 1 << 22
-"""Scores that the sampler works on at once, as in `sampling.sampler`."""
+"""Scores that the sampler works on at once."""
 _SAMPLER_BYTES = 72
 """Bytes for each of them, as measured: scores, their places, hashes and noise."""
 _LOGIT_BYTES = 8

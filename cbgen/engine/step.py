@@ -40,9 +40,10 @@ class AdmittedRow(NamedTuple):
     """A request that takes a row: everything that the runner must know of it."""
 
     row: int
-    token_ids: Sequence[int]
-    """Prompt, and after a preemption also what was generated before it."""
+    prompt_ids: Sequence[int]
     params: SamplingParams
+    generated_tokens: Sequence[int] = ()
+    """What was generated before a preemption."""
 
 
 class NewBlocks(NamedTuple):

@@ -147,7 +147,7 @@ def test_an_admission_hands_over_prompt_and_parameters():
     request = make_request("a", [5, 6, 7], temperature=0.5)
     scheduler.add(request)
     (row,) = scheduler.schedule().admitted
-    assert list(row.token_ids) == [5, 6, 7]
+    assert list(row.prompt_ids) == [5, 6, 7]
     assert row.params is request.params
 
 

@@ -38,7 +38,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 def rows(
     vocab_size: int, longest: int, num_new: int, logprobs: str | None = "raw"
 ) -> list[Request]:
-    """Return requests, greedy and sampled, half of whose prompts begin with the same tokens."""
+    """Return requests of all kinds, half of whose prompts begin with the same tokens."""
     choose = random.Random(7)
     shared = [choose.randrange(3, vocab_size) for _ in range(longest // 2)]
     requests = []
@@ -46,6 +46,8 @@ def rows(
         begin = shared if index % 2 else []
         own = [choose.randrange(3, vocab_size) for _ in range(choose.randint(1, longest // 2))]
         sampling = {"temperature": 1.0, "top_p": 0.9, "seed": index} if index % 3 == 0 else {}
+        if index % 5 < 2:
+            sampling["repetition_penalty"] = 0.8 if index % 5 else 1.2
         requests.append(
             make_request(
                 str(index),

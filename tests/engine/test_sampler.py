@@ -14,8 +14,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from cbgen.engine.sampling import sampler
-from cbgen.engine.sampling.sampler import SamplingRows, sample, token_logprobs
+from cbgen.engine.sampling import logprobs, sampler
+from cbgen.engine.sampling.logprobs import token_logprobs
+from cbgen.engine.sampling.sampler import SamplingRows, sample
 
 
 def make_rows(*params: dict[str, float]) -> SamplingRows:
@@ -25,12 +26,14 @@ def make_rows(*params: dict[str, float]) -> SamplingRows:
         return torch.tensor([row.get(name, off) for row in params], dtype=dtype)
 
     return SamplingRows(
+        rows=torch.arange(len(params)),
         temperature=column("temperature", 1.0, torch.float32),
         top_k=column("top_k", 0, torch.long),
         top_p=column("top_p", 1.0, torch.float64),
         min_p=column("min_p", 0.0, torch.float64),
         seed=column("seed", 0, torch.long),
         positions=column("position", 0, torch.long),
+        has_processors=torch.zeros(len(params), dtype=torch.bool),
     )
 
 
@@ -213,7 +216,7 @@ def test_a_neighbours_parameters_change_nothing(other):
 def test_many_rows_are_worked_on_in_pieces_without_effect(monkeypatch):
     logits, params = random_logits(30, 100), mixed_rows(30)
     whole = sample(logits, make_rows(*params))[0]
-    monkeypatch.setattr(sampler, "_CHUNK_ELEMENTS", 250)
+    monkeypatch.setattr(sampler, "SAMPLER_CHUNK", 250)
     assert torch.equal(sample(logits, make_rows(*params))[0], whole)
 
 
@@ -285,7 +288,7 @@ def test_log_probabilities_are_those_of_a_float64_softmax(spread):
 def test_log_probabilities_of_many_rows_are_computed_in_pieces(monkeypatch):
     logits, tokens = random_logits(30, 100), torch.arange(30)
     whole = token_logprobs(logits, tokens)
-    monkeypatch.setattr(sampler, "_CHUNK_ELEMENTS", 250)
+    monkeypatch.setattr(logprobs, "SAMPLER_CHUNK", 250)
     assert torch.equal(token_logprobs(logits, tokens), whole)
 
 

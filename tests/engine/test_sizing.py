@@ -1,4 +1,4 @@
-"""How many blocks a request takes, and that cache and sampler count as the plan does."""
+"""How many blocks a request takes, and that the cache counts as the plan does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import pytest
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.cache.shape import CacheShape, largest
-from cbgen.engine.sampling import sampler
-from cbgen.engine.sizing import SAMPLER_CHUNK
 
 FULL = AttentionSpan()
 SLIDING = AttentionSpan(window=10)
@@ -64,10 +62,6 @@ def test_the_cache_counts_as_the_plan_does(spans, num_blocks, max_batch_tokens):
     shape = make_shape(*spans, num_pool_blocks=num_blocks, max_batch_tokens=max_batch_tokens)
     assert cache.shape == shape
     assert cache.max_tokens == shape.longest_request(num_blocks)
-
-
-def test_the_sampler_works_on_as_many_scores_as_the_plan_counts():
-    assert sampler._CHUNK_ELEMENTS == SAMPLER_CHUNK
 
 
 @pytest.mark.parametrize("bound", [0, 1, 6, 7, 8])

@@ -20,6 +20,7 @@ MODELS = ("llama", "mistral", "gemma2", "gemma3_hybrid", "llama4", "gpt2", "gemm
 """Full, sliding, hybrid in several orders, chunked; heads of one size and of several."""
 MAX_NEW_TOKENS = 12
 NUM_ROWS = 14
+PENALTIES = (1.0, 1.0, 1.4)
 LENGTHS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 23, 31, 40)
 
 
@@ -63,6 +64,7 @@ class Schedule:
             choose.choice(PROMPTS),
             max_new_tokens=choose.randrange(1, MAX_NEW_TOKENS + 1),
             logprobs=choose.choice([None, "raw", "processed"]),
+            repetition_penalty=choose.choice(PENALTIES),
             **sampling,
         )
 
@@ -105,7 +107,10 @@ def expected_answers(schedule: Schedule) -> dict[str, list[int]]:
     sampled = [request for request in schedule.requests if not request.params.is_greedy]
     answers = {
         request.request_id: tiny_reference(
-            schedule.model, tuple(request.prompt_ids), MAX_NEW_TOKENS
+            schedule.model,
+            tuple(request.prompt_ids),
+            MAX_NEW_TOKENS,
+            request.params.repetition_penalty,
         )[: request.params.max_new_tokens]
         for request in schedule.requests
         if request.params.is_greedy

@@ -191,9 +191,13 @@ def greedy_reference(
 
 
 @cache
-def tiny_reference(name: str, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+def tiny_reference(
+    name: str, prompt: tuple[int, ...], num_tokens: int, repetition_penalty: float = 1.0
+) -> list[int]:
     """Return the greedy answer of a tiny model, computed once."""
-    return greedy_reference(tiny_model(name), prompt, num_tokens)
+    return greedy_reference(
+        tiny_model(name), prompt, num_tokens, repetition_penalty=repetition_penalty
+    )
 
 
 def full_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:

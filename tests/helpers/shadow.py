@@ -72,7 +72,7 @@ class ShadowRunner:
     def launch(self, batch: ScheduledBatch) -> FinishedStep:
         """Run one step and verify what it reads."""
         for item in batch.admitted:
-            self._tokens[item.row] = list(item.token_ids)
+            self._tokens[item.row] = [*item.prompt_ids, *item.generated_tokens]
             self._keys[item.row] = []
             for group in range(len(self._spans)):
                 self._tables[item.row, group] = {}

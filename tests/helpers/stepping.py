@@ -19,8 +19,8 @@ from cbgen.engine.model.attach import attached
 from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.runner import Runner
 from cbgen.engine.sampling.params import SamplingParams
+from cbgen.engine.sampling.sampler import Sampler
 from cbgen.engine.sampling.scores import Scores
-from cbgen.engine.sampling.state import SamplingState
 from cbgen.engine.step import (
     AdmittedRow,
     BlockCopy,
@@ -77,7 +77,7 @@ class Stepper:
             storage=self.storage,
             backend=make_backend(attention),
             rows=rows,
-            sampling=SamplingState(len(sequences)),
+            sampler=Sampler(len(sequences), model.config.vocab_size, CPU),
         )
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)

@@ -85,8 +85,10 @@ class BatchBuilder:
 
     def admit(self, request: Request, placement: Placement) -> None:
         """Hand a newly admitted request to the runner."""
-        token_ids = [*request.prompt_ids, *request.generated_tokens]
-        self._admitted.append(AdmittedRow(request.row, token_ids, request.params))
+        generated_tokens = tuple(request.generated_tokens)
+        self._admitted.append(
+            AdmittedRow(request.row, request.prompt_ids, request.params, generated_tokens)
+        )
         self.add_blocks(request, placement.blocks)
         self._copies += placement.copies
         self._swaps_in += placement.swaps_in
