@@ -25,14 +25,12 @@ SCRIPT = """
 import gc, json, os, sys, time
 from contextlib import contextmanager
 
-import cbgen.job.run as run
 from cbgen.io.inputs import open_inputs
-from cbgen.job.files import JobFiles
-from cbgen.job.heap import frozen_heap
+from cbgen.job.gc_pauses import gc_ignores_existing_objects
 from cbgen.job.options import JobOptions
-import cbgen.job.session as session
-from cbgen.job.session import Session
+import cbgen.job.open_job as open_job
 from cbgen.job.report.statistics import JobStatistics
+from cbgen.job.run_job import JobFiles, run_job
 from cbgen.recipe.load import recipe_from_mapping
 from tests.helpers.jobs import make_stub_job
 
@@ -47,7 +45,7 @@ def resident_bytes():
 memory = []
 
 @contextmanager
-def stub_session(*_):
+def stub_job(*_):
     job = make_stub_job(keeps_ids=False, max_in_flight=1024).job
     rows = job.rows
     def watched_rows(*arguments, **options):
@@ -56,12 +54,12 @@ def stub_session(*_):
                 memory.append((number, resident_bytes()))
             yield row
     job.rows = watched_rows
-    yield Session(job, [], None, None)
+    yield open_job.OpenJob(job, None, None, None, [])
 
-session.open_session = stub_session
+open_job.open_job = stub_job
 started, clock = time.process_time(), time.monotonic()
 statistics = JobStatistics()
-run.run_job(recipe, options, statistics)
+run_job(recipe, options, statistics)
 num_rows = statistics.rows_written
 figures = {
     "rows": num_rows,
@@ -81,7 +79,7 @@ def write(files, group):
 
 started = time.process_time()
 files = JobFiles(recipe, options, JobStatistics())
-with frozen_heap(), files.writer:
+with gc_ignores_existing_objects(), files.writer:
     group = []
     for record in files.records():
         group.append(record)

@@ -28,7 +28,7 @@ def watch():
         peak[0] = max(peak[0], anonymous_bytes())
 threading.Thread(target=watch, daemon=True).start()
 
-import cbgen.job.session as session
+import cbgen.job.open_job as open_job
 from cbgen.engine.model.load import load_model
 
 loaded = {}
@@ -37,7 +37,7 @@ def timed_load(config):
     result = load_model(config)
     loaded["ended"] = time.monotonic()
     return result
-session.load_model = timed_load
+open_job.load_model = timed_load
 
 import cbgen
 job = json.loads(sys.argv[1])

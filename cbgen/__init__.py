@@ -19,7 +19,7 @@ from cbgen.errors import CbgenError, EngineError, UsageError
 if TYPE_CHECKING:
     from cbgen.engine.config import ContinuousBatchingConfig, WorkloadHints
     from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
-    from cbgen.job.api import Engine, run
+    from cbgen.job.run_rows import Engine, run
     from cbgen.manager.functions import (
         continuous_batching_context_manager,
         destroy_cached_continuous_batching_manager,
@@ -54,7 +54,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ContinuousBatchingConfig": "cbgen.engine.config",
     "ContinuousBatchingManager": "cbgen.manager.manager",
-    "Engine": "cbgen.job.api",
+    "Engine": "cbgen.job.run_rows",
     "EngineDied": "cbgen.manager.outputs",
     "FinishReason": "cbgen.engine.request",
     "GenerationOutput": "cbgen.engine.request",
@@ -66,7 +66,7 @@ _HOMES = {
     "destroy_cached_continuous_batching_manager": "cbgen.manager.functions",
     "generate_batch": "cbgen.manager.functions",
     "init_continuous_batching": "cbgen.manager.functions",
-    "run": "cbgen.job.api",
+    "run": "cbgen.job.run_rows",
 }
 
 

@@ -55,7 +55,7 @@ def bench_command(
     make_workload = find_workload(workload)
     outputs_file = None if outputs is None else SideFile(outputs, "--outputs")
     console.line("loading model", style="dim")
-    from cbgen.bench.bench import run_bench  # loads torch, which takes seconds
+    from cbgen.bench.measurement import run_bench  # loads torch, which takes seconds
 
     take_over_library_logs()
     result = run_bench(

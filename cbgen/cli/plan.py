@@ -56,7 +56,7 @@ def plan_command(
     if input_paths:
         part = None if shard is None else Shard.parse(shard)
         inputs = open_inputs(input_paths, limit=limit, shard=part)
-    from cbgen.job.plan import plan_job  # loads torch, which takes seconds
+    from cbgen.job.dry_run import plan_job  # loads torch, which takes seconds
 
     take_over_library_logs()
     waits = console.can_redraw and not quiet

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,18 +19,15 @@ from cbgen.errors import CbgenError, EngineError, StoppedEarly, UsageError
 from cbgen.io.inputs import open_inputs
 from cbgen.io.output_file import journal_path
 from cbgen.io.shard import Shard
-from cbgen.job.early_stop import EarlyStop
 from cbgen.job.options import JobOptions
-from cbgen.job.report.monitor import JobMonitor
+from cbgen.job.report.report_writer import ReportWriter
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.report.trace import TraceFile
 from cbgen.job.resume import parse_retry
-from cbgen.job.run import run_job
+from cbgen.job.run_job import EarlyStop, run_job
+from cbgen.job.settings import Setting
 from cbgen.recipe.load import load_recipe
 from cbgen.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from cbgen.job.settings import Setting  # its module loads torch
 
 
 def run_command(
@@ -93,7 +89,7 @@ def run_command(
         options, {"--stats": stats_path, "--metrics": metrics_path, "--trace": trace_path}
     )
     statistics = JobStatistics()
-    monitor = JobMonitor(
+    report_writer = ReportWriter(
         statistics,
         checked,
         output=output_path,
@@ -102,17 +98,17 @@ def run_command(
         metrics_path=metrics_path,
     )
     trace = None if trace_path is None else TraceFile(trace_path)
-    monitor.start()
+    report_writer.start()
     code = ExitCode.FAILED
     try:
-        code = _run(console, checked, options, statistics, stopper, monitor, trace)
+        code = _run(console, checked, options, statistics, stopper, report_writer, trace)
     except BaseException as error:
         code = exit_code_of(error)
         raise
     finally:
         if trace is not None:
             trace.close()
-        monitor.finish(code)
+        report_writer.finish(code)
     raise typer.Exit(code)
 
 
@@ -144,7 +140,7 @@ def _run(
     options: JobOptions,
     statistics: JobStatistics,
     stopper: Stopper,
-    monitor: JobMonitor,
+    report_writer: ReportWriter,
     trace: TraceFile | None,
 ) -> ExitCode:
     """Run the job and show how it goes and how it ended."""
@@ -158,7 +154,7 @@ def _run(
     os.environ.setdefault("TQDM_DISABLE", "1")  # a library's bar would tear the view
 
     def show_settings(settings: list[Setting]) -> None:
-        monitor.take_settings(settings)
+        report_writer.take_settings(settings)
         for line in settings_lines(settings):
             console.line(line, style="dim")
 

@@ -21,7 +21,7 @@ from typing import Self
 
 from cbgen.cli.exits import ExitCode, Terminated
 from cbgen.errors import UsageError
-from cbgen.job.early_stop import EarlyStop
+from cbgen.job.run_job import EarlyStop
 
 FORCE_SECONDS = 20.0
 """Time that a job has to end after it was asked to."""

@@ -8,16 +8,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from cbgen.cli.console import count, percent, rate, seconds
 from cbgen.io.inputs import Inputs
 from cbgen.io.output_file import journal_path
 from cbgen.job.report.statistics import JobStatistics
+from cbgen.job.settings import Setting
 from cbgen.values import show_yaml
-
-if TYPE_CHECKING:
-    from cbgen.job.settings import Setting  # its module loads torch
 
 _ORIGIN_COLUMN = 40
 _LONGEST_VALUE = 60

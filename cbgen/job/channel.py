@@ -1,4 +1,4 @@
-"""A queue between two threads that can be bounded, closed, and told of a failure."""
+"""How the threads of a job hand items over: a queue, and a count of what is in flight."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class ChannelClosed(Exception):
-    """The other side has ended; what was put after that is lost on purpose."""
-
-
 class Channel(Generic[T]):
-    """Items in order, taken in groups: a reader takes all that is there without waiting for more.
+    """A queue between two threads that can be bounded, closed, and told of a failure.
+
+    Items keep their order and are taken in groups: a reader gets all that is there and does not
+    wait for more. What is put once the channel is closed is dropped. A channel of outputs can be
+    the sink of an engine.
 
     Args:
         capacity: items that may wait before `put` blocks; None = any number.
@@ -29,29 +29,21 @@ class Channel(Generic[T]):
         self._is_closed = False
         self._failure: BaseException | None = None
 
-    def put(self, item: T) -> None:
-        """Append an item, waiting while the channel is full.
+    @property
+    def is_closed(self) -> bool:
+        """Whether what is put now is dropped."""
+        return self._is_closed
 
-        Raises:
-            ChannelClosed: the channel was closed.
-        """
-        self.put_all((item,))
-
-    def put_all(self, items: Iterable[T]) -> None:
-        """Append items at once, waiting while the channel is full; they may exceed the capacity.
-
-        Raises:
-            ChannelClosed: the channel was closed.
-        """
+    def put(self, items: Iterable[T]) -> None:
+        """Append items at once, waiting while the channel is full; they may exceed the capacity."""
         with self._changed:
             while self._capacity is not None and len(self._items) >= self._capacity:
                 if self._is_closed:
-                    break
+                    return
                 self._changed.wait()
-            if self._is_closed:
-                raise ChannelClosed
-            self._items.extend(items)
-            self._changed.notify_all()
+            if not self._is_closed:
+                self._items.extend(items)
+                self._changed.notify_all()
 
     def take(self, most: int | None = None, timeout: float | None = None) -> list[T]:
         """Take what is there, up to `most` items, waiting for the first.
@@ -72,14 +64,54 @@ class Channel(Generic[T]):
             return taken
 
     def close(self) -> None:
-        """End the channel: nothing more can be put, what is there can still be taken."""
+        """Drop what is put from now on; what is there can still be taken."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def fail(self, failure: BaseException) -> None:
-        """Close the channel and raise `failure` in whoever takes from it; the first one counts."""
+        """Close the channel and raise the first `failure` in whoever takes from it."""
         with self._changed:
             self._failure = self._failure or failure
+            self._is_closed = True
+            self._changed.notify_all()
+
+
+class Slots:
+    """A count of free places, which bounds how much is in flight.
+
+    `acquire` and `release` may be called by different threads.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def acquire(self, most: int) -> int:
+        """Take up to `most` places, waiting for the first; 0 once the slots are closed."""
+        with self._changed:
+            while self._free <= 0 and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                return 0
+            taken = min(self._free, most)
+            self._free -= taken
+            return taken
+
+    def take_more(self, count: int) -> None:
+        """Take places without waiting, even if none is free; the next `acquire` waits longer."""
+        with self._changed:
+            self._free -= count
+
+    def release(self, count: int = 1) -> None:
+        """Give places back."""
+        with self._changed:
+            self._free += count
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wake whoever waits, and give out no more places."""
+        with self._changed:
             self._is_closed = True
             self._changed.notify_all()

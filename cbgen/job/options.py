@@ -1,4 +1,4 @@
-"""What a run needs beside its recipe. Loads nothing: a command line is checked before torch is."""
+"""What a run needs besides its recipe. Loads no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from cbgen.io.inputs import Inputs
 from cbgen.io.openai.requests import InputFormat
+from cbgen.io.row_source import RowSource
+from cbgen.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +32,11 @@ class JobOptions:
     """Version of cbgen, to be noted beside the output."""
     strict: bool = False
     """End with UsageError at the first row that carries an error."""
+
+    def row_source(self, recipe: Recipe) -> RowSource:
+        """Return the rows of the inputs, read anew."""
+        return RowSource.of_inputs(
+            self.inputs,
+            on_duplicate_id=recipe.output.on_duplicate_id,
+            input_format=self.input_format,
+        )

@@ -43,7 +43,7 @@ _OWN_ARGUMENTS = frozenset({
     "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
     "tokenizer_kwargs", "self",
 })  # fmt: skip
-"""What is no variable of a chat template but says how it is applied."""
+"""Arguments of `apply_chat_template`, which are no variables of a template."""
 
 _AS_THE_RECIPE_SAYS = Rendering()
 
@@ -70,7 +70,7 @@ class Renderer:
         """Whether plain prompts go through the chat template."""
         return self._sends_chat
 
-    def token_ids(self, prompts: Sequence[Prompt]) -> list[list[int] | RowError]:
+    def prompt_ids(self, prompts: Sequence[Prompt]) -> list[list[int] | RowError]:
         """Return the token ids of each prompt, or why it has none."""
         results: list[list[int] | RowError] = []
         texts: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
@@ -94,28 +94,28 @@ class Renderer:
         return results
 
     def truncate(
-        self, token_ids: list[int], limit: int, side: Literal["left", "right"] | None = None
+        self, prompt_ids: list[int], limit: int, side: Literal["left", "right"] | None = None
     ) -> list[int]:
         """Cut a prompt to `limit` tokens from a side, or as the recipe says.
 
         Raises:
             RowError: it is longer, and the recipe says that this is an error.
         """
-        excess = len(token_ids) - limit
+        excess = len(prompt_ids) - limit
         if excess <= 0:
-            return token_ids
+            return prompt_ids
         truncation = side or self._config.truncation
         if truncation == "left":
-            return token_ids[excess:]
+            return prompt_ids[excess:]
         if truncation == "right":
-            return token_ids[:limit]
+            return prompt_ids[:limit]
         if truncation == "middle":
             head = limit - limit // 2
-            return token_ids[:head] + token_ids[head + excess :]
+            return prompt_ids[:head] + prompt_ids[head + excess :]
         raise RowError(
             "prompt_too_long",
-            f"the prompt has {len(token_ids)} tokens, and at most {limit} are allowed; shorten it, "
-            "or set prompt.truncation to left, right or middle",
+            f"the prompt has {len(prompt_ids)} tokens, and at most {limit} are allowed; "
+            "shorten it, or set prompt.truncation to left, right or middle",
             type="invalid_request",
         )
 
@@ -123,7 +123,7 @@ class Renderer:
         """Refuse now what would fail for every row.
 
         Raises:
-            UsageError: the template is none, or the recipe's variables are not variables.
+            UsageError: the template has a syntax error, or the recipe gives what is no variable.
         """
         taken = _OWN_ARGUMENTS & self._config.chat_template_kwargs.keys()
         if taken:
@@ -199,7 +199,7 @@ class Renderer:
         return text
 
     def _variables(self, rendering: Rendering) -> dict[str, Any]:
-        """Return a row's variables of the chat template, refusing what it could not notice."""
+        """Return a row's variables of the chat template; those that it does not use are refused."""
         variables: dict[str, Any] = {}
         for field, values in rendering.variables.items():
             if not any(name in self._template_text for name in values):
@@ -248,7 +248,7 @@ class Renderer:
 
 
 def _continued(messages: list[dict[str, Any]]) -> Rendering:
-    """Return how a conversation is rendered that does not say it: a last answer is continued."""
+    """Return how to render a conversation whose row does not say it: a last answer is continued."""
     ends_with_answer = messages[-1]["role"] == "assistant"
     return Rendering(
         add_generation_prompt=not ends_with_answer, continue_final_message=ends_with_answer

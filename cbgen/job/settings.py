@@ -1,14 +1,18 @@
-"""The effective settings of a run, each with its origin: what a person wants to see once."""
+"""The settings of a run, each with its origin. Loads no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from cbgen.engine.model.facts import ModelFacts
-from cbgen.engine.plan import EnginePlan
-from cbgen.job.preparation import Preparation
-from cbgen.recipe.schema import GENERATION_SECTION, Recipe
+from cbgen.recipe.schema import GENERATION_SECTION, SECTIONS, SWITCHES, Recipe
+
+if TYPE_CHECKING:
+    from cbgen.engine.model.facts import ModelFacts
+    from cbgen.engine.model.load import LoadedModel
+    from cbgen.engine.plan import EnginePlan
+    from cbgen.job.preparer import Preparer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +27,17 @@ class Setting:
 
 
 def effective_settings(
-    recipe: Recipe, facts: ModelFacts, plan: EnginePlan, prepared: Preparation
+    recipe: Recipe, loaded: LoadedModel, facts: ModelFacts, plan: EnginePlan, preparer: Preparer
 ) -> list[Setting]:
-    """Return every setting, in the order of a recipe."""
+    """Return the settings that a person wants to see, in the order of a recipe."""
     settings = [
         Setting("model.path", recipe.model.path, recipe.origins.get("model.path", "recipe")),
-        _dtype(recipe, facts, prepared.dtype_reason),
+        _dtype(recipe, facts, loaded.dtype_reason),
         _decided(recipe, "model.device", str(facts.device), recipe.model.device),
         _planned(recipe, plan, "model.attn_implementation", plan.attn_implementation),
-        _decided(recipe, "prompt.chat", prepared.renderer.sends_chat, recipe.prompt.chat),
+        _decided(recipe, "prompt.chat", preparer.renderer.sends_chat, recipe.prompt.chat),
     ]
-    for name, (value, level) in prepared.generation.effective().items():
+    for name, (value, level) in preparer.generation.effective().items():
         key = f"{GENERATION_SECTION}.{name}"
         settings.append(Setting(key, value, recipe.origins.get(key, level)))
     batching = "continuous_batching_config"
@@ -56,6 +60,31 @@ def effective_settings(
         _decided(recipe, "output.order", recipe.output.order, recipe.output.order),
     ]
     return settings
+
+
+def every_setting(recipe: Recipe, effective: Sequence[Setting]) -> dict[str, dict[str, Any]]:
+    """Return name -> value and origin of all settings.
+
+    Args:
+        recipe: has a value for every field, most of them defaults.
+        effective: what was decided once the model was loaded; takes precedence.
+    """
+    settings = {}
+    for section in SECTIONS:
+        for field in fields(SECTIONS[section]):
+            name = f"{section}.{field.name}"
+            value = getattr(getattr(recipe, section), field.name)
+            settings[name] = (value, recipe.origins.get(name, "default"))
+    for key, value in recipe.generation_config.items():
+        name = f"{GENERATION_SECTION}.{key}"
+        settings[name] = (value, recipe.origins.get(name, "recipe"))
+    for name in SWITCHES:
+        settings[name] = (getattr(recipe, name), recipe.origins.get(name, "default"))
+    settings.update((item.name, (item.value, item.origin)) for item in effective)
+    return {
+        name: {"value": value, "origin": origin}
+        for name, (value, origin) in sorted(settings.items())
+    }
 
 
 def _offload_gib(plan: EnginePlan) -> float:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cbgen.bench import bench
+from cbgen.bench import measurement
 from cbgen.bench.roofline import MachineRates
 from cbgen.cli.bench import table_lines
 
@@ -28,7 +28,9 @@ FIELDS = {
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """A machine that need not be measured."""
-    monkeypatch.setattr(bench, "measure_machine", lambda device, dtype: MachineRates(1e9, 1e9))
+    monkeypatch.setattr(
+        measurement, "measure_machine", lambda device, dtype: MachineRates(1e9, 1e9)
+    )
 
 
 @pytest.fixture

@@ -265,9 +265,9 @@ def test_a_wrong_cbgen_log_is_a_usage_error(cbgen, recipe, monkeypatch):
 
 
 def test_a_warning_of_a_library_is_one_plain_line(cbgen, recipe, source, monkeypatch):
-    from cbgen.job import session
+    from cbgen.job import open_job
 
-    load_model = session.load_model
+    load_model = open_job.load_model
 
     def warn(config):
         with warnings.catch_warnings():
@@ -275,7 +275,7 @@ def test_a_warning_of_a_library_is_one_plain_line(cbgen, recipe, source, monkeyp
             warnings.warn("old\n  weights \x1b[0m", stacklevel=1)
         return load_model(config)
 
-    monkeypatch.setattr(session, "load_model", warn)
+    monkeypatch.setattr(open_job, "load_model", warn)
     finished = cbgen("run", recipe, "-i", source)
     assert "\nwarning: UserWarning: old weights \\x1b[0m\n" in finished.err
     assert cbgen("run", recipe, "-i", source, "--quiet").err == ""

@@ -12,7 +12,7 @@ from cbgen.cli import stopping
 from cbgen.cli.exits import ExitCode
 from cbgen.cli.stopping import Stopper, StopSignal, parse_signal, process_age
 from cbgen.errors import UsageError
-from cbgen.job.early_stop import EarlyStop
+from cbgen.job.run_job import EarlyStop
 from tests.helpers.commands import Command, parse_rows
 
 PATIENCE = 30.0

@@ -21,7 +21,7 @@ Stream = Literal["pipe", "terminal", "abandoned", "closed"]
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
-    ["cbgen.cli.app", "cbgen.job.run", "transformers.models.llama.modeling_llama"]
+    ["cbgen.cli.app", "cbgen.job.run_job", "transformers.models.llama.modeling_llama"]
 )
 
 

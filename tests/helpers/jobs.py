@@ -13,8 +13,9 @@ from cbgen.generation.resolve import GenerationSettings
 from cbgen.io.reader import Record, record_of
 from cbgen.io.rows import OutputRows
 from cbgen.job.answers import AnswerBuilder
-from cbgen.job.batch import BatchJob, Results
-from cbgen.job.prepare import Preparer
+from cbgen.job.batch_job import BatchJob, Results
+from cbgen.job.channel import Channel
+from cbgen.job.preparer import Preparer
 from cbgen.job.rendering import Renderer
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.recipe.schema import PromptConfig
@@ -87,12 +88,12 @@ def make_stub_job(
     shares_prefixes: bool = False,
 ) -> StubJob:
     """Return a job for prompts of token ids, whose engine answers at once."""
-    results = Results()
+    results: Results = Channel()
     engine = StubEngine(results, keeps_ids=keeps_ids)
     statistics = JobStatistics()
     preparer = Preparer(
         renderer=Renderer(None, PromptConfig()),
-        settings=GenerationSettings(
+        generation=GenerationSettings(
             model={},
             recipe=generation or {},
             eos_token_ids=frozenset({EOS}),

@@ -10,9 +10,9 @@ from typing import Any
 
 from cbgen.io.inputs import open_inputs
 from cbgen.io.reader import Record
-from cbgen.job.files import JobFiles
 from cbgen.job.options import JobOptions
 from cbgen.job.report.statistics import JobStatistics
+from cbgen.job.run_job import JobFiles
 from cbgen.recipe.load import recipe_from_mapping
 from cbgen.recipe.schema import Recipe
 

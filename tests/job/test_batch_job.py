@@ -12,7 +12,7 @@ from cbgen.io.encode import encode_row
 from cbgen.io.identity import IdIndex
 from cbgen.io.reader import read_records
 from cbgen.io.writer import RowWriter
-from cbgen.job import batch
+from cbgen.job import batch_job
 from tests.helpers.jobs import job_threads, make_stub_job, records_of, token_rows
 
 
@@ -130,7 +130,7 @@ def test_an_abandoned_job_leaves_no_thread():
 
 
 def test_an_idle_job_says_so(monkeypatch):
-    monkeypatch.setattr(batch, "_IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(batch_job, "_IDLE_SECONDS", 0.01)
     stub = make_stub_job()
     stub.engine.holds = lambda request: True
     called = []

@@ -16,10 +16,10 @@ from cbgen.io.encode import encode_row
 from cbgen.io.inputs import open_inputs
 from cbgen.io.row_facts import read_facts
 from cbgen.io.row_source import RowSource
+from cbgen.job.open_job import open_job
 from cbgen.job.options import JobOptions
 from cbgen.job.report.statistics import JobStatistics
-from cbgen.job.run import run_job
-from cbgen.job.session import open_session
+from cbgen.job.run_job import run_job
 from cbgen.recipe.load import recipe_from_mapping
 from tests.helpers.batch_files import chat_line, completion_line
 
@@ -40,8 +40,8 @@ def answer(recipe, dialect) -> list[bytes]:
     """Return the output lines of the dialect's file."""
     inputs = open_inputs([str(DATA / f"{dialect}_batch.jsonl")])
     source = RowSource.of_inputs(inputs, on_duplicate_id="error", input_format=dialect)
-    with open_session(recipe_from_mapping(recipe), None, JobStatistics()) as session:
-        rows = dict(session.job.rows(source.records()))
+    with open_job(recipe_from_mapping(recipe), None, JobStatistics()) as opened:
+        rows = dict(opened.job.rows(source.records()))
     return [encode_row(rows[index]) for index in sorted(rows)]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers import AutoModelForCausalLM
 
-from cbgen.bench import bench, forward_parts
-from cbgen.bench.bench import StepRecorder, run_bench
+from cbgen.bench import measurement
+from cbgen.bench.measurement import StepRecorder, run_bench
 from cbgen.bench.roofline import MachineRates
 from cbgen.bench.workloads import BenchRequest, Workload
 from cbgen.engine.build import attached_engine
@@ -34,11 +34,15 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 85, 28
 @pytest.fixture
 def measured(monkeypatch):
     """Steps that the roofline was asked for; the machine is not really measured."""
-    monkeypatch.setattr(bench, "measure_machine", lambda device, dtype: MachineRates(1e9, 1e9))
-    seen = []
-    real = bench.roofline_seconds
     monkeypatch.setattr(
-        bench, "roofline_seconds", lambda steps, *rest: seen.extend(steps) or real(steps, *rest)
+        measurement, "measure_machine", lambda device, dtype: MachineRates(1e9, 1e9)
+    )
+    seen = []
+    real = measurement.roofline_seconds
+    monkeypatch.setattr(
+        measurement,
+        "roofline_seconds",
+        lambda steps, *rest: seen.extend(steps) or real(steps, *rest),
     )
     return seen
 
@@ -150,7 +154,7 @@ def test_parts_of_the_forward_pass_are_less_than_the_whole(run):
 
 def test_fused_layers_tell_what_took_their_time(run, monkeypatch):
     fused = {"products": 2.0, "attention": 1.0, "small": 0.5}
-    monkeypatch.setattr(forward_parts, "take_part_seconds", lambda model: fused)
+    monkeypatch.setattr(measurement, "take_part_seconds", lambda model: fused)
     forward = run(WORKLOAD).summary["forward"]
     assert forward | {"head_seconds": 0} == {
         "products_seconds": 2.0,

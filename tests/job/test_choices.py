@@ -11,10 +11,10 @@ from openai.types.chat import ChatCompletion
 import cbgen
 from cbgen.errors import RecipeError, UsageError
 from cbgen.io.inputs import open_inputs
+from cbgen.job.open_job import open_job
 from cbgen.job.options import JobOptions
 from cbgen.job.report.statistics import JobStatistics
-from cbgen.job.run import run_job
-from cbgen.job.session import open_session
+from cbgen.job.run_job import run_job
 from cbgen.recipe.load import load_recipe, recipe_from_mapping
 from tests.helpers.batch_files import chat_line, completion_line
 from tests.helpers.jobs import records_of
@@ -102,8 +102,8 @@ def test_sharing_of_blocks_changes_no_row(recipe):
 def test_the_recipe_says_whether_requests_are_sorted_by_their_prompts(recipe, shared, expected):
     recipe["continuous_batching_config"]["allow_block_sharing"] = shared
     checked = recipe_from_mapping(changed(recipe, num_return_sequences=1))
-    with open_session(checked, None, JobStatistics()) as session:
-        preparer = session.preparer
+    with open_job(checked, None, JobStatistics()) as opened:
+        preparer = opened.preparer
         rows = [{"prompt_token_ids": [9]}, {"prompt_token_ids": [5]}]
         requests = preparer.submission(preparer.prepare(list(records_of(rows))))
     assert [request.request_id for request in requests] == expected

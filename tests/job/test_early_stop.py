@@ -8,7 +8,7 @@ import time
 import pytest
 
 from cbgen.errors import StoppedEarly
-from cbgen.job.early_stop import EarlyStop
+from cbgen.job.run_job import EarlyStop, run_job
 from tests.helpers.jobs import make_stub_job, records_of, token_rows
 
 
@@ -117,7 +117,6 @@ def test_a_run_that_stops_early_says_so_and_keeps_its_journal(tiny_model, tmp_pa
     from cbgen.io.inputs import open_inputs
     from cbgen.job.options import JobOptions
     from cbgen.job.report.statistics import JobStatistics
-    from cbgen.job.run import run_job
     from cbgen.recipe.load import recipe_from_mapping
 
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -9,7 +9,7 @@ from cbgen.cli.plan import plan_sections
 from cbgen.engine.build import attached_engine
 from cbgen.engine.config import ContinuousBatchingConfig
 from cbgen.io.inputs import open_inputs
-from cbgen.job.plan import plan_job
+from cbgen.job.dry_run import plan_job
 from cbgen.recipe.load import recipe_from_mapping
 from tests.helpers.commands import jsonl
 from tests.helpers.models import CONTEXT, WINDOW, random_model, tiny_config

@@ -25,7 +25,7 @@ def tokenizer(tiny_model):
 
 
 def text_of(tokenizer, prompt, **config):
-    (ids,) = Renderer(tokenizer, PromptConfig(**config)).token_ids([prompt])
+    (ids,) = Renderer(tokenizer, PromptConfig(**config)).prompt_ids([prompt])
     if isinstance(ids, RowError):
         raise ids
     return tokenizer.decode(ids, skip_special_tokens=False)
@@ -74,7 +74,7 @@ def test_a_rendered_chat_string_without_bos_is_not_wrapped_either(tokenizer):
 
 def test_a_second_bos_that_was_asked_for_is_warned_of_once(tokenizer, caplog):
     renderer = Renderer(tokenizer, PromptConfig(chat=False, add_special_tokens=True))
-    renderer.token_ids([plain("<s>hi")] * 3)
+    renderer.prompt_ids([plain("<s>hi")] * 3)
     assert caplog.text.count("gets a second one") == 1
 
 
@@ -160,7 +160,7 @@ def test_variables_of_a_row_cannot_change_how_the_template_is_applied(tokenizer)
 def test_messages_on_which_a_template_fails_fail_alone(tokenizer, template):
     picky = "{% if messages[0].content == 'a' %}" + template + "{% endif %}fine"
     renderer = Renderer(tokenizer, PromptConfig(chat_template=picky))
-    refused, good = renderer.token_ids([chat(("user", "a")), chat(("user", "b"))])
+    refused, good = renderer.prompt_ids([chat(("user", "a")), chat(("user", "b"))])
     assert isinstance(refused, RowError)
     assert isinstance(good, list)
 
@@ -215,7 +215,7 @@ def test_a_missing_template_file_is_refused(tokenizer):
 
 def test_messages_that_the_template_refuses_fail_alone(tokenizer):
     prompts = [chat(("user", "a")), chat(("wizard", "b")), chat(("user", "c"))]
-    first, refused, last = Renderer(tokenizer, PromptConfig()).token_ids(prompts)
+    first, refused, last = Renderer(tokenizer, PromptConfig()).prompt_ids(prompts)
     assert isinstance(refused, RowError)
     assert refused.code == "chat_template_failed"
     assert "unknown role wizard" in refused.message
@@ -225,7 +225,7 @@ def test_messages_that_the_template_refuses_fail_alone(tokenizer):
 
 def test_token_ids_pass_as_they_are(tokenizer):
     prompt = Prompt(kind="token_ids", token_ids=[5, 6])
-    assert Renderer(tokenizer, PromptConfig()).token_ids([prompt]) == [[5, 6]]
+    assert Renderer(tokenizer, PromptConfig()).prompt_ids([prompt]) == [[5, 6]]
 
 
 def test_a_group_keeps_its_order(tokenizer):
@@ -235,7 +235,7 @@ def test_a_group_keeps_its_order(tokenizer):
         chat(("user", "two")),
         plain("<s>three"),
     ]
-    results = Renderer(tokenizer, PromptConfig(chat=False)).token_ids(prompts)
+    results = Renderer(tokenizer, PromptConfig(chat=False)).prompt_ids(prompts)
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in results]
     assert texts[0] == "one"
     assert results[1] == [9]
@@ -243,7 +243,7 @@ def test_a_group_keeps_its_order(tokenizer):
 
 
 def test_text_without_a_tokenizer_is_a_row_error():
-    (error,) = Renderer(None, PromptConfig()).token_ids([plain("hi")])
+    (error,) = Renderer(None, PromptConfig()).prompt_ids([plain("hi")])
     assert isinstance(error, RowError)
     assert error.code == "no_tokenizer"
 

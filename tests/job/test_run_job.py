@@ -7,9 +7,9 @@ import pytest
 import cbgen
 from cbgen.errors import EngineError, UsageError
 from cbgen.io.inputs import open_inputs
-from cbgen.job.batch import BatchJob
+from cbgen.job.batch_job import BatchJob
 from cbgen.job.report.statistics import JobStatistics
-from cbgen.job.run import JobOptions, run_job
+from cbgen.job.run_job import JobOptions, run_job
 from cbgen.recipe.load import recipe_from_mapping
 
 

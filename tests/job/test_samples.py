@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbgen.engine.request import FinishReason, RequestStatus
-from cbgen.job.in_flight import RowsInFlight
-from cbgen.job.samples import in_prefix_order, request_ids
-from tests.helpers.engine import make_request
+from cbgen.job.batch_job import RowInFlight
+from cbgen.job.preparer import request_ids
 from tests.helpers.jobs import make_stub_job, records_of, token_rows
 
 SAMPLING = {"temperature": 1.0, "num_return_sequences": 3}
@@ -55,17 +54,17 @@ def test_requests_of_a_row_differ_in_id_and_seed_alone():
 
 def test_prompts_with_a_common_beginning_run_side_by_side():
     prompts = {"a": [9, 1], "b": [5, 7, 1], "c": [9], "d": [5, 7, 0], "e": [6]}
-    requests = [(make_request(name, prompt),) for name, prompt in prompts.items()]
-    ordered = [request.request_id for request in in_prefix_order(requests)]
+    rows = [{"id": name, "prompt_token_ids": prompt} for name, prompt in prompts.items()]
+    preparer, ready = prepared(rows, num_samples=1, shares_prefixes=True)
+    ordered = [request.request_id for request in preparer.submission(ready)]
     assert ordered == ["d", "b", "e", "c", "a"]
 
 
 def test_samples_of_a_row_stay_together_even_beside_a_row_with_the_same_prompt():
-    requests = [
-        tuple(make_request(f"{name}{sample}", [4, 5]) for sample in range(2)) for name in "ba"
-    ]
-    ordered = [request.request_id for request in in_prefix_order(requests)]
-    assert ordered == ["b0", "b1", "a0", "a1"]
+    rows = [{"id": name, "prompt_token_ids": [4, 5]} for name in "ba"]
+    preparer, ready = prepared(rows, num_samples=2, shares_prefixes=True)
+    ordered = [request.request_id for request in preparer.submission(ready)]
+    assert ordered == ["b#0", "b#1", "a#0", "a#1"]
 
 
 @pytest.mark.parametrize(
@@ -85,13 +84,14 @@ def test_bad_rows_have_no_requests_to_sort():
 
 def test_outputs_are_in_the_order_of_the_samples_whichever_ends_first():
     _, (row,) = prepared([{"prompt_token_ids": [5]}])
-    in_flight = RowsInFlight(lambda request_id: None)
-    in_flight.add(row)
+    in_flight = RowInFlight(row)
     for request in row.requests:
         request.finish(RequestStatus.FINISHED, FinishReason.STOP)
-    *early, last = (in_flight.take(row.requests[sample].output()) for sample in (2, 0, 1))
-    assert early == [None, None]
-    assert [output.request_id for output in last.outputs] == ["0#0", "0#1", "0#2"]
+    for sample in (2, 0, 1):
+        assert not in_flight.is_complete
+        in_flight.take(row.requests[sample].output(), cancel=print)
+    assert in_flight.is_complete
+    assert [output.request_id for output in in_flight.outputs] == ["0#0", "0#1", "0#2"]
 
 
 def test_every_row_has_as_many_choices_as_samples():
@@ -154,10 +154,10 @@ def test_an_early_stop_keeps_a_row_that_has_failed():
 def test_a_cancelled_sample_ends_the_others_of_its_row():
     _, (row,) = prepared([{"prompt_token_ids": [5]}])
     cancelled: list[str] = []
-    in_flight = RowsInFlight(cancelled.append)
-    in_flight.add(row)
+    in_flight = RowInFlight(row)
     row.requests[1].finish(RequestStatus.CANCELLED, FinishReason.CANCELLED)
-    assert in_flight.take(row.requests[1].output()) is None
+    in_flight.take(row.requests[1].output(), cancelled.append)
+    assert not in_flight.is_complete
     assert cancelled == ["0#0", "0#2"]
 
 

@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from cbgen.io.inputs import open_inputs
-from cbgen.job.plan import JobPlan, plan_job
-from cbgen.job.survey import length_statistics
+from cbgen.job.dry_run import JobPlan, length_statistics, plan_job
 from cbgen.recipe.load import recipe_from_mapping
 from tests.helpers.commands import jsonl
 from tests.helpers.tiny_checkpoint import CONTEXT, VOCAB_SIZE

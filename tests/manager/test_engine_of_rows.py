@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cbgen
-from cbgen.job import api
+from cbgen.job import run_rows
 
 
 @pytest.fixture
@@ -30,8 +30,10 @@ def test_rows_are_those_of_run(recipe):
 
 def test_the_model_is_loaded_once_for_all_runs(recipe, monkeypatch):
     loads = []
-    load_model = api.load_model
-    monkeypatch.setattr(api, "load_model", lambda config: loads.append(1) or load_model(config))
+    load_model = run_rows.load_model
+    monkeypatch.setattr(
+        run_rows, "load_model", lambda config: loads.append(1) or load_model(config)
+    )
     with cbgen.Engine(recipe) as engine:
         assert list(engine.run(ROWS)) == list(engine.run(ROWS))
     assert loads == [1]

@@ -11,14 +11,14 @@ from itertools import count
 
 from job import Job, Request, perform
 
-from cbgen.bench.bench import Answers
 from cbgen.engine.build import attached_engine
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.load import load_model
-from cbgen.engine.request import FinishReason
+from cbgen.engine.request import FinishReason, GenerationOutput
 from cbgen.engine.request import Request as EngineRequest
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.job.heap import frozen_heap
+from cbgen.job.channel import Channel
+from cbgen.job.gc_pauses import gc_ignores_existing_objects
 from cbgen.recipe.load import recipe_from_mapping
 
 
@@ -38,11 +38,11 @@ class Running:
                 loaded.model, recipe.continuous_batching_config, recipe.model.attn_implementation
             )
         )
-        self._answers = Answers()
+        self._answers: Channel[GenerationOutput] = Channel()
         self._loop = EngineLoop(built.engine, self._answers)
         self._loop.start()
         resources.callback(self._loop.stop, hard_stop=True)
-        resources.enter_context(frozen_heap())
+        resources.enter_context(gc_ignores_existing_objects())
         self._ids = map(str, count())
 
     def generate(self, requests: Sequence[Request]) -> list[list[int]]:
@@ -55,7 +55,9 @@ class Running:
             for request in requests
         ]
         self._loop.submit(submitted)
-        outputs = {(output := self._answers.wait()).request_id: output for _ in submitted}
+        outputs: dict[str, GenerationOutput] = {}
+        while len(outputs) < len(submitted):
+            outputs.update((output.request_id, output) for output in self._answers.take())
         for output in outputs.values():
             if output.finish_reason is not FinishReason.LENGTH:
                 raise RuntimeError(f"a request ended with {output.finish_reason}: {output.error}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
 from cbgen.engine.events import StepStats
 from cbgen.job.report.statistics import JobStatistics
-from cbgen.job.report.stats import every_setting, package_versions, stats_object
-from cbgen.job.settings import Setting
+from cbgen.job.report.stats_json import Series, package_versions, stats_object
+from cbgen.job.settings import Setting, every_setting
 from cbgen.recipe.load import recipe_from_mapping
 
 RECIPE = {
@@ -85,3 +86,28 @@ def test_the_versions_name_what_makes_the_answers():
     versions = package_versions("1.2.3")
     assert versions["cbgen"] == "1.2.3"
     assert {"python", "torch", "transformers"} <= versions.keys()
+
+
+def ticked(ticks: int, max_points: int) -> list[int]:
+    """Return the row counts of the points after so many ticks, a row each."""
+    series, statistics = Series(max_points), JobStatistics()
+    for tick in range(ticks):
+        statistics.rows_answered = tick
+        series.tick(statistics)
+    return [point["rows"] for point in series.with_last(statistics)]
+
+
+def test_a_short_run_has_a_point_for_every_tick():
+    assert ticked(5, max_points=8) == [0, 1, 2, 3, 4, 4]
+
+
+def test_a_long_run_has_fewer_points_evenly_apart():
+    assert ticked(10, max_points=8) == [0, 2, 4, 6, 8, 9]
+    assert ticked(17, max_points=8) == [0, 4, 8, 12, 16, 16]
+
+
+def test_the_number_of_points_is_bounded_for_a_week():
+    points = ticked(7 * 24 * 3600, max_points=2048)
+    assert 1024 <= len(points) <= 2049
+    steps = {second - first for first, second in pairwise(points[:-1])}
+    assert len(steps) == 1

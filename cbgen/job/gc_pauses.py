@@ -1,4 +1,4 @@
-"""What the garbage collector goes through while a job runs."""
+"""Pauses of the garbage collector, which costs more than rows do once a model is loaded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep the collector off while libraries are imported: what they make stays.
+def gc_paused() -> Iterator[None]:
+    """Turn the collector off while libraries are imported: what they make lives on anyway.
 
-    It takes a quarter of the time of importing torch and transformers.
+    Collecting takes a quarter of the time of importing torch and transformers.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -23,8 +23,8 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Keep the collector off all objects that are there now.
+def gc_ignores_existing_objects() -> Iterator[None]:
+    """Let the collector pass over all objects that exist now.
 
     The libraries of a model make hundreds of thousands of them, which live as long as the process.
     Going through them again and again costs more than reading and writing rows does.

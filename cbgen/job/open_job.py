@@ -12,16 +12,17 @@ from cbgen.engine.build import attached_engine, scheduler_limits
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.load import LoadedModel, load_model
+from cbgen.engine.plan import EnginePlan
+from cbgen.engine.scheduler.base import SchedulerLimits
 from cbgen.io.openai.responses import BatchRun, OpenAILines, RowDialect, VllmLines
 from cbgen.io.rows import OutputRows
 from cbgen.io.template import Template
 from cbgen.job.answers import AnswerBuilder
-from cbgen.job.batch import BatchJob, Results
-from cbgen.job.preparation import make_preparation
-from cbgen.job.prepare import Preparer
+from cbgen.job.batch_job import BatchJob, Results
+from cbgen.job.channel import Channel
+from cbgen.job.preparer import Preparer, make_preparer
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.settings import Setting, effective_settings
-from cbgen.job.survey import RowSurvey
 from cbgen.recipe.schema import Recipe
 
 logger = logging.getLogger(__name__)
@@ -31,15 +32,73 @@ _READ_AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """A job that is ready to answer records."""
+class OpenJob:
+    """A job that is ready to answer records, and what was decided for it."""
 
     job: BatchJob
-    settings: list[Setting]
-    """What holds for the run."""
     preparer: Preparer
-    survey: RowSurvey
-    """Counts nothing yet; knows the bounds of the engine."""
+    plan: EnginePlan
+    limits: SchedulerLimits
+    settings: list[Setting]
+
+
+@contextmanager
+def open_job(
+    recipe: Recipe,
+    template: Template | None,
+    statistics: JobStatistics,
+    observer: EngineObserver | None = None,
+    loaded: LoadedModel | None = None,
+) -> Iterator[OpenJob]:
+    """Load the model and run the engine's thread; on exit both end, unfinished rows cancelled.
+
+    Args:
+        recipe: the checked recipe.
+        template: its compiled `prompt.template`.
+        statistics: kept up to date.
+        observer: is told what the engine does.
+        loaded: the recipe's model, if it is loaded already; the caller keeps it.
+
+    Raises:
+        UsageError: model or settings are wrong.
+    """
+    statistics.phase = "loading model"
+    started = time.monotonic()
+    if loaded is None:
+        loaded = load_model(recipe.model)
+    with attached_engine(
+        loaded.model, recipe.continuous_batching_config, recipe.model.attn_implementation, observer
+    ) as built:
+        preparer = make_preparer(recipe, template, loaded, built.plan)
+        results: Results = Channel()
+        loop = EngineLoop(
+            built.engine, results, max_queue_size=recipe.continuous_batching_config.max_queue_size
+        )
+        job = BatchJob(
+            preparer=preparer,
+            answers=_answers(recipe, loaded),
+            engine=loop,
+            results=results,
+            statistics=statistics,
+            max_in_flight=built.plan.max_requests + _READ_AHEAD,
+        )
+        loop.start()
+        statistics.run_started = time.monotonic()
+        statistics.load_seconds = statistics.run_started - started
+        statistics.phase = "running"
+        try:
+            yield OpenJob(
+                job,
+                preparer,
+                built.plan,
+                scheduler_limits(built.plan, built.facts),
+                effective_settings(recipe, loaded, built.facts, built.plan, preparer),
+            )
+        finally:
+            statistics.engine = loop.stats()
+            statistics.run_ended = time.monotonic()
+            statistics.phase = "done"
+            loop.stop(hard_stop=True)
 
 
 def _tell_renamed(name: str, output_name: str) -> None:
@@ -61,65 +120,3 @@ def _answers(recipe: Recipe, loaded: LoadedModel) -> AnswerBuilder:
     token_ids = recipe.output.token_ids
     dialects = _dialects(recipe, token_ids=token_ids or loaded.tokenizer is None)
     return AnswerBuilder(loaded.tokenizer, dialects, token_ids=token_ids)
-
-
-@contextmanager
-def open_session(
-    recipe: Recipe,
-    template: Template | None,
-    statistics: JobStatistics,
-    observer: EngineObserver | None = None,
-    loaded: LoadedModel | None = None,
-) -> Iterator[Session]:
-    """Load the model and run the engine's thread; on exit both end, unfinished rows cancelled.
-
-    Args:
-        recipe: the checked recipe.
-        template: its compiled `prompt.template`.
-        statistics: kept up to date.
-        observer: is told what the engine does.
-        loaded: the recipe's model, if it is loaded already; the caller keeps it.
-
-    Raises:
-        UsageError: model or settings are wrong.
-    """
-    statistics.phase = "loading model"
-    started = time.monotonic()
-    if loaded is None:
-        loaded = load_model(recipe.model)
-    with attached_engine(
-        loaded.model, recipe.continuous_batching_config, recipe.model.attn_implementation, observer
-    ) as built:
-        prepared = make_preparation(recipe, template, loaded, built.plan)
-        results = Results()
-        loop = EngineLoop(
-            built.engine, results, max_queue_size=recipe.continuous_batching_config.max_queue_size
-        )
-        job = BatchJob(
-            preparer=prepared.preparer,
-            answers=_answers(recipe, loaded),
-            engine=loop,
-            results=results,
-            statistics=statistics,
-            max_in_flight=built.plan.max_requests + _READ_AHEAD,
-        )
-        loop.start()
-        statistics.run_started = time.monotonic()
-        statistics.load_seconds = statistics.run_started - started
-        statistics.phase = "running"
-        try:
-            yield Session(
-                job,
-                effective_settings(recipe, built.facts, built.plan, prepared),
-                prepared.preparer,
-                RowSurvey(
-                    scheduler_limits(built.plan, built.facts),
-                    built.plan.cache_tokens,
-                    built.plan.page_size,
-                ),
-            )
-        finally:
-            statistics.engine = loop.stats()
-            statistics.run_ended = time.monotonic()
-            statistics.phase = "done"
-            loop.stop(hard_stop=True)

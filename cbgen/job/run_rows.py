@@ -10,8 +10,8 @@ from cbgen.engine.model.load import LoadedModel, load_model
 from cbgen.errors import UsageError
 from cbgen.io.row_source import RowSource
 from cbgen.io.template import compile_template
+from cbgen.job.open_job import open_job
 from cbgen.job.report.statistics import JobStatistics
-from cbgen.job.session import open_session
 from cbgen.recipe.load import load_recipe, recipe_from_mapping
 from cbgen.recipe.schema import Recipe
 
@@ -97,11 +97,11 @@ def _generate(
     loaded: LoadedModel | None = None,
 ) -> Iterator[dict[str, Any]]:
     template = compile_template(recipe.prompt.template)
-    with open_session(recipe, template, JobStatistics(), loaded=loaded) as session:
+    with open_job(recipe, template, JobStatistics(), loaded=loaded) as opened:
         waiting: dict[int, dict[str, Any]] = {}
         next_index = 0
         source = RowSource.of_mappings(rows, on_duplicate_id=recipe.output.on_duplicate_id)
-        for index, row in session.job.rows(source.records()):
+        for index, row in opened.job.rows(source.records()):
             if order == "completion":
                 yield row
                 continue

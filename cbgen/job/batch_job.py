@@ -8,11 +8,10 @@
                                        rows(), on the caller's thread
 
 A row is in flight from its preparation until its output row is given out, and has a request for
-each of its samples. The number of requests that run or wait is bounded (by one group of rows more
-than was asked for, since how many samples a row wants is known once it is prepared), and so is the
-number of records read ahead, so memory does not grow with the file. Each
-thread hands over groups of what is there, and none waits for a full group: rows of a slow pipe are
-answered as they come.
+each of its samples. Both the requests that run or wait and the records read ahead are bounded, so
+memory does not grow with the file. (The bound may be exceeded by one group of rows: how many
+samples a row wants is known once it is prepared.) Each thread hands over groups of what is there,
+and none waits for a full group: rows of a slow pipe are answered as they come.
 """
 
 from __future__ import annotations
@@ -20,19 +19,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 from cbgen.engine.events import StepStats
-from cbgen.engine.request import GenerationOutput, Request
-from cbgen.errors import EngineError, RowError, UsageError
+from cbgen.engine.request import GenerationOutput, Request, RequestStatus
+from cbgen.errors import RowError, UsageError
 from cbgen.io.reader import Record
 from cbgen.job.answers import AnswerBuilder
-from cbgen.job.channel import Channel, ChannelClosed
-from cbgen.job.in_flight import EndedRow, RowsInFlight
-from cbgen.job.prepare import PreparedRow, Preparer
+from cbgen.job.channel import Channel, Slots
+from cbgen.job.preparer import PreparedRow, Preparer
 from cbgen.job.report.statistics import JobStatistics
-from cbgen.job.slots import Slots
 
 _GROUP = 64
 """Most records that are tokenized together."""
@@ -62,25 +59,49 @@ class _InputEnd:
 
     num_rows: int
     failure: UsageError | None = None
-    """What keeps the input from being read any further."""
+    """Why the input could not be read to its end."""
 
 
-class Results:
-    """Where the preparer's failures and the engine's outputs meet; the sink of the engine."""
+Results: TypeAlias = Channel[GenerationOutput | PreparedRow | _InputEnd]
+"""Where the engine's outputs and the rows that failed in preparation meet."""
 
-    def __init__(self) -> None:
-        self.channel: Channel[GenerationOutput | PreparedRow | _InputEnd] = Channel()
 
-    def put(self, outputs: Sequence[GenerationOutput]) -> None:
-        """Take requests that have ended."""
-        try:
-            self.channel.put_all(outputs)
-        except ChannelClosed:
-            return  # the job was given up; nobody wants these any more
+@dataclass(slots=True)
+class RowInFlight:
+    """A row and what has come back for its requests so far."""
 
-    def fail(self, error: EngineError) -> None:
-        """Learn that the engine has died."""
-        self.channel.fail(error)
+    row: PreparedRow
+    _outputs: dict[str, GenerationOutput] = field(default_factory=dict)
+    _is_given_up: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its requests have ended."""
+        return len(self._outputs) == len(self.row.requests)
+
+    @property
+    def outputs(self) -> list[GenerationOutput]:
+        """The outputs of its requests, in the order of the requests. To be read when complete."""
+        return [self._outputs[request.request_id] for request in self.row.requests]
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether a request was cancelled for another reason than the failure of its row."""
+        statuses = {output.status for output in self._outputs.values()}
+        return RequestStatus.CANCELLED in statuses and RequestStatus.FAILED not in statuses
+
+    def take(self, output: GenerationOutput, cancel: Callable[[str], None]) -> None:
+        """Take the output of one of its requests, and cancel the others if it cannot be used.
+
+        A row is answered by all of its samples or not at all.
+        """
+        self._outputs[output.request_id] = output
+        if output.status is RequestStatus.FINISHED or self._is_given_up:
+            return
+        self._is_given_up = True
+        for request in self.row.requests:
+            if request.request_id not in self._outputs:
+                cancel(request.request_id)
 
 
 class BatchJob:
@@ -92,7 +113,7 @@ class BatchJob:
         engine: runs requests; its sink is `results`.
         results: where outputs arrive.
         statistics: is kept up to date.
-        max_in_flight: requests that may be in flight at once, and rows.
+        max_in_flight: requests, and rows, that may be in flight at once.
     """
 
     def __init__(
@@ -108,11 +129,11 @@ class BatchJob:
         self._preparer = preparer
         self._answers = answers
         self._engine = engine
-        self._results = results.channel
+        self._results = results
         self._statistics = statistics
         self._records: Channel[Record] = Channel(capacity=max_in_flight)
         self._slots = Slots(max_in_flight)
-        self._in_flight = RowsInFlight(engine.cancel)
+        self._in_flight: dict[str, RowInFlight] = {}  # by request id
         self._num_records: int | None = None  # known once the input has ended
         self._stops_early = False
         self._is_complete = False
@@ -162,12 +183,12 @@ class BatchJob:
                     if isinstance(item, _InputEnd):
                         num_rows, failure = item.num_rows, item.failure
                         continue
-                    ended = self._ended(item)
-                    if ended is not None and self._stops_early and ended.was_cut_short:
-                        num_dropped += 1
-                        continue
-                    if ended is not None:
-                        yield self._finish(ended)
+                    in_flight = self._take(item)
+                    if in_flight.is_complete:
+                        if self._stops_early and in_flight.was_cut_short:
+                            num_dropped += 1
+                            continue
+                        yield self._finish(in_flight.row, in_flight.outputs)
                         num_given += 1
                     self._slots.release()  # that of the row, or of a sample before its last one
             if failure is not None:
@@ -183,8 +204,6 @@ class BatchJob:
         def run() -> None:
             try:
                 work()
-            except ChannelClosed:
-                return  # the job was given up
             except BaseException as error:  # noqa: BLE001  it goes on in the caller's thread
                 self._results.fail(error)
 
@@ -195,11 +214,11 @@ class BatchJob:
         num_records = 0
         try:
             for record in records:
-                self._records.put(record)
+                self._records.put((record,))
+                if self._records.is_closed:
+                    return  # no more records are wanted
                 self._statistics.rows_read += 1
                 num_records += 1
-        except ChannelClosed:
-            raise  # no failure: no more records are wanted
         except UsageError as error:
             self._records.fail(error)
             return  # it is told behind the rows before it
@@ -223,26 +242,32 @@ class BatchJob:
             if not records or self._stops_early:
                 break
             num_rows += len(records)
-            rows = self._preparer.prepare(records)
-            for row in rows:
-                if row.error is not None:
-                    self._results.put(row)
-                else:
-                    self._in_flight.add(row)
-            requests = self._preparer.submission(rows)
-            if requests:
-                num_ready = sum(row.error is None for row in rows)
-                self._slots.take_more(len(requests) - num_ready)  # each row has one already
-                self._engine.submit(requests)
-        self._results.put(_InputEnd(num_rows, failure))
+            self._submit(self._preparer.prepare(records))
+        self._results.put((_InputEnd(num_rows, failure),))
 
-    def _ended(self, item: GenerationOutput | PreparedRow) -> EndedRow | None:
-        """Return the row that an item completes, None where samples of it are missing."""
-        return EndedRow(item) if isinstance(item, PreparedRow) else self._in_flight.take(item)
+    def _submit(self, rows: Sequence[PreparedRow]) -> None:
+        self._results.put(row for row in rows if row.error is not None)
+        ready = [row for row in rows if row.error is None]
+        for row in ready:
+            in_flight = RowInFlight(row)
+            self._in_flight.update((request.request_id, in_flight) for request in row.requests)
+        requests = self._preparer.submission(ready)
+        if requests:
+            self._slots.take_more(len(requests) - len(ready))  # each row has one already
+            self._engine.submit(requests)
 
-    def _finish(self, ended: EndedRow) -> tuple[int, dict[str, Any]]:
+    def _take(self, item: GenerationOutput | PreparedRow) -> RowInFlight:
+        """Return the row that an item belongs to, the item taken into account."""
+        if isinstance(item, PreparedRow):
+            return RowInFlight(item)
+        in_flight = self._in_flight.pop(item.request_id)
+        in_flight.take(item, self._engine.cancel)
+        return in_flight
+
+    def _finish(
+        self, row: PreparedRow, outputs: Sequence[GenerationOutput]
+    ) -> tuple[int, dict[str, Any]]:
         statistics = self._statistics
-        row, outputs = ended.row, ended.outputs
         record = row.record
         statistics.has_batch_lines |= record.dialect is not None
         try:

@@ -1,10 +1,16 @@
-"""Records to requests: prompt, tokens, settings. What is wrong with a row becomes its error."""
+"""Records to requests: prompt, tokens, settings, samples.
+
+What is wrong with a row becomes its error. No weights are needed.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cbgen.engine.model.load import LoadedModel
+from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import Request
 from cbgen.errors import RowError
 from cbgen.generation.resolve import GenerationSettings, RequestSettings
@@ -13,7 +19,9 @@ from cbgen.io.prompts import parse_prompt
 from cbgen.io.reader import Record
 from cbgen.io.template import Template
 from cbgen.job.rendering import Renderer
-from cbgen.job.samples import in_prefix_order, request_ids
+from cbgen.recipe.schema import Recipe
+
+_ENDS_LIKE_A_SAMPLE = re.compile(r"#[0-9]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +40,24 @@ class Preparer:
 
     Args:
         renderer: turns prompts into tokens.
-        settings: resolves each row's generation settings.
+        generation: resolves each row's generation settings.
         template: the compiled `prompt.template`.
         max_context: tokens that prompt and answer may have together, by the model.
         cache_tokens: tokens that the cache holds; one more may be generated.
         max_prompt: the recipe's bound of a prompt, if it sets one.
         truncates: whether longer prompts are cut.
         shares_prefixes: whether requests with a common prefix shall run side by side.
+
+    Attributes:
+        renderer: as given.
+        generation: as given.
     """
 
     def __init__(
         self,
         *,
         renderer: Renderer,
-        settings: GenerationSettings,
+        generation: GenerationSettings,
         template: Template | None,
         max_context: int,
         cache_tokens: int,
@@ -53,8 +65,8 @@ class Preparer:
         truncates: bool,
         shares_prefixes: bool,
     ) -> None:
-        self._renderer = renderer
-        self._settings = settings
+        self.renderer = renderer
+        self.generation = generation
         self._template = template
         self._max_context = max_context
         self._max_tokens = min(max_context, cache_tokens + 1)
@@ -66,19 +78,27 @@ class Preparer:
         """Return a prepared row for each record, in order."""
         parsed = [self._parse(record) for record in records]
         prompts = [item for item in parsed if isinstance(item, Prompt)]
-        token_ids = iter(self._renderer.token_ids(prompts))
+        prompt_ids = iter(self.renderer.prompt_ids(prompts))
         return [
             PreparedRow(record, error=item)
             if isinstance(item, RowError)
-            else self._finish(record, item, next(token_ids))
+            else self._finish(record, item, next(prompt_ids))
             for record, item in zip(records, parsed, strict=True)
         ]
 
     def submission(self, rows: Sequence[PreparedRow]) -> list[Request]:
-        """Return the requests of prepared rows in the order in which they shall be submitted."""
+        """Return the requests of prepared rows in the order in which they shall be submitted.
+
+        The cache shares a common prefix of prompts while a request holds it, or until it is
+        evicted. Prompts that share one (a system prompt, the examples of a task) may stand far
+        apart in the input. Sorted by their token ids they run one after the other: a prefix is
+        computed once, and its blocks are free before those of the next one are needed. The samples
+        of a row stay together.
+        """
+        ready = [row for row in rows if row.requests]
         if self._shares_prefixes:
-            return in_prefix_order(row.requests for row in rows if row.requests)
-        return [request for row in rows for request in row.requests]
+            ready.sort(key=lambda row: row.requests[0].prompt_ids)
+        return [request for row in ready for request in row.requests]
 
     def _parse(self, record: Record) -> Prompt | RowError:
         try:
@@ -87,35 +107,35 @@ class Preparer:
             return error
 
     def _finish(
-        self, record: Record, prompt: Prompt, token_ids: list[int] | RowError
+        self, record: Record, prompt: Prompt, prompt_ids: list[int] | RowError
     ) -> PreparedRow:
         try:
-            if isinstance(token_ids, RowError):
-                raise token_ids
+            if isinstance(prompt_ids, RowError):
+                raise prompt_ids
             row_id = str(record.id)
-            settings = self._settings.resolve(
+            settings = self.generation.resolve(
                 row_id, prompt.generation_config, logprobs=prompt.logprobs
             )
-            token_ids = self._cut(token_ids, prompt, settings)
-            settings = settings.for_prompt(len(token_ids))
+            prompt_ids = self._cut(prompt_ids, prompt, settings)
+            settings = settings.for_prompt(len(prompt_ids))
             ids = request_ids(row_id, len(settings.samples))
             requests = (
-                Request(request_id, token_ids, params)
+                Request(request_id, prompt_ids, params)
                 for request_id, params in zip(ids, settings.samples, strict=True)
             )
             return PreparedRow(record, tuple(requests), settings)
         except RowError as error:
             return PreparedRow(record, error=error)
 
-    def _cut(self, token_ids: list[int], prompt: Prompt, settings: RequestSettings) -> list[int]:
+    def _cut(self, prompt_ids: list[int], prompt: Prompt, settings: RequestSettings) -> list[int]:
         rendering = prompt.rendering
         if rendering is None or rendering.truncate_to is None:
             limit = self._prompt_limit(settings, truncates=self._truncates)
-            return self._renderer.truncate(token_ids, limit)
+            return self.renderer.truncate(prompt_ids, limit)
         limit = self._prompt_limit(settings, truncates=True)
         if rendering.truncate_to >= 0:
             limit = min(limit, rendering.truncate_to)
-        return self._renderer.truncate(token_ids, limit, rendering.truncation)
+        return self.renderer.truncate(prompt_ids, limit, rendering.truncation)
 
     def _prompt_limit(self, settings: RequestSettings, *, truncates: bool) -> int:
         """Return the tokens that a prompt may have.
@@ -129,3 +149,42 @@ class Preparer:
         if self._max_prompt is not None:
             return min(self._max_prompt, self._max_tokens - 1)
         return max(1, self._max_tokens - (settings.samples[0].max_new_tokens or 1))
+
+
+def make_preparer(
+    recipe: Recipe, template: Template | None, loaded: LoadedModel, plan: EnginePlan
+) -> Preparer:
+    """Return what prepares the rows of a run.
+
+    Raises:
+        UsageError: recipe and model do not go together.
+    """
+    mode = recipe.output.logprobs_mode
+    return Preparer(
+        renderer=Renderer(loaded.tokenizer, recipe.prompt),
+        generation=GenerationSettings(
+            model=loaded.generation_defaults if recipe.generation_defaults == "model" else {},
+            recipe=recipe.generation_config,
+            eos_token_ids=loaded.eos_token_ids,
+            run_seed=recipe.continuous_batching_config.seed or 0,
+            logprobs=mode if recipe.continuous_batching_config.return_logprobs else None,
+            logprobs_mode=mode,
+        ),
+        template=template,
+        max_context=plan.max_context,
+        cache_tokens=plan.cache_tokens,
+        max_prompt=recipe.prompt.max_length,
+        truncates=recipe.prompt.truncation != "error",
+        shares_prefixes=recipe.continuous_batching_config.allow_block_sharing,
+    )
+
+
+def request_ids(row_id: str, num_samples: int) -> list[str]:
+    """Return an id for each sample of a row; requests of different rows never share one.
+
+    A single sample has the id of its row, sample i of several has `ID#i`. A row whose own id ends
+    in `#` and digits gets a number in any case, so no id of a row is that of another row's sample.
+    """
+    if num_samples == 1 and _ENDS_LIKE_A_SAMPLE.search(row_id) is None:
+        return [row_id]
+    return [f"{row_id}#{index}" for index in range(num_samples)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 from cbgen.engine.events import StepStats
-from cbgen.job.report.metrics import metrics_text
+from cbgen.job.report.prometheus import metrics_text
 from cbgen.job.report.statistics import JobStatistics
 
 SAMPLE = re.compile(r'(cbgen_[a-z_]+)\{(output="(?:[^"\\]|\\.)*"(?:,[a-z]+="[^"]*")?)\} (\S+)')

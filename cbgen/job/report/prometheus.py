@@ -1,4 +1,4 @@
-"""A job's numbers in Prometheus' text format, for the textfile collector of the node exporter.
+"""The text that `--metrics` writes, in Prometheus' format, for the node exporter's textfiles.
 
 The collector reads `*.prom` files as they are, without time stamps; two runs on one machine are
 told apart by the label `output`.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from cbgen.job.report.statistics import JobStatistics
 
 Samples = Mapping[str, float]
-"""Value by the text of its own label, such as `result="failed"`; empty text for none."""
+"""Values by label, such as `result="failed"`; the empty text where there is no label."""
 
 
 def metrics_text(statistics: JobStatistics, output: str, exit_code: int | None) -> str:

@@ -1,23 +1,16 @@
-"""The object that `--stats` writes: what a run did, in numbers, and under which settings.
-
-Loads no torch: a run that ends before its model is loaded has statistics too.
-"""
+"""The object that `--stats` writes: what a run did, in numbers, and under which settings."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cbgen.job.report.statistics import JobStatistics
-from cbgen.recipe.schema import GENERATION_SECTION, SECTIONS, SWITCHES, Recipe
-
-if TYPE_CHECKING:
-    from cbgen.job.settings import Setting  # its module loads torch
 
 _PACKAGES = ("torch", "transformers", "tokenizers")
+_MAX_POINTS = 2048
 
 
 def stats_object(
@@ -64,28 +57,49 @@ def stats_object(
     }
 
 
-def every_setting(recipe: Recipe, effective: Sequence[Setting]) -> dict[str, dict[str, Any]]:
-    """Return name -> value and origin of all settings.
+class Series:
+    """A run over time, in a bounded number of points however long it lasts.
+
+    There is a point for every tick; when there are too many, for every second one, then for every
+    fourth one, and so on.
 
     Args:
-        recipe: gives every field, most of them at their defaults.
-        effective: what was decided once the model was there; wins over the recipe.
+        max_points: points that are kept at most.
     """
-    settings = {}
-    for section in SECTIONS:
-        for field in fields(SECTIONS[section]):
-            name = f"{section}.{field.name}"
-            value = getattr(getattr(recipe, section), field.name)
-            settings[name] = (value, recipe.origins.get(name, "default"))
-    for key, value in recipe.generation_config.items():
-        name = f"{GENERATION_SECTION}.{key}"
-        settings[name] = (value, recipe.origins.get(name, "recipe"))
-    for name in SWITCHES:
-        settings[name] = (getattr(recipe, name), recipe.origins.get(name, "default"))
-    settings.update((item.name, (item.value, item.origin)) for item in effective)
+
+    def __init__(self, max_points: int = _MAX_POINTS) -> None:
+        self._max_points = max_points
+        self._points: list[dict[str, Any]] = []
+        self._interval = 1
+        self._ticks = 0
+
+    def tick(self, statistics: JobStatistics) -> None:
+        """Add a point for this moment, unless the interval between points is longer than a tick."""
+        if self._ticks % self._interval == 0:
+            if len(self._points) == self._max_points:
+                self._points = self._points[::2]
+                self._interval *= 2
+            if self._ticks % self._interval == 0:
+                self._points.append(_point(statistics))
+        self._ticks += 1
+
+    def with_last(self, statistics: JobStatistics) -> list[dict[str, Any]]:
+        """Return the points so far and one for this moment."""
+        return [*self._points, _point(statistics)]
+
+
+def _point(statistics: JobStatistics) -> dict[str, Any]:
+    """Return seconds and counts since the model was ready, and the gauges of this moment."""
+    engine = statistics.engine
     return {
-        name: {"value": value, "origin": origin}
-        for name, (value, origin) in sorted(settings.items())
+        "seconds": round(statistics.run_seconds, 3),
+        "rows": statistics.rows_done,
+        "steps": engine.num_steps,
+        "computed_tokens": engine.num_computed_tokens,
+        "generated_tokens": engine.num_generated_tokens,
+        "running": engine.num_running,
+        "waiting": engine.num_waiting,
+        "used_blocks": engine.num_used_blocks,
     }
 
 

@@ -1,6 +1,6 @@
-"""Watches a job from a thread of its own and keeps the files about it current.
+"""Keeps the files of `--stats` and `--metrics` current while a job runs, on a thread of its own.
 
-A file that cannot be written any more is said once, and the job goes on.
+A file that cannot be written any more gives one warning, and the job goes on.
 """
 
 from __future__ import annotations
@@ -9,19 +9,15 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from cbgen.errors import OutputError
 from cbgen.io.encode import encode_row
 from cbgen.io.side_file import SideFile
-from cbgen.job.report.metrics import metrics_text
-from cbgen.job.report.series import Series
+from cbgen.job.report.prometheus import metrics_text
 from cbgen.job.report.statistics import JobStatistics
-from cbgen.job.report.stats import every_setting, package_versions, stats_object
+from cbgen.job.report.stats_json import Series, package_versions, stats_object
+from cbgen.job.settings import Setting, every_setting
 from cbgen.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from cbgen.job.settings import Setting  # its module loads torch
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +26,8 @@ _METRICS_SECONDS = 5.0
 _STATS_SECONDS = 10.0
 
 
-class JobMonitor:
-    """Keeps the files of `--stats` and `--metrics`; either may be missing.
+class ReportWriter:
+    """Writes the files of `--stats` and `--metrics`; either may be missing.
 
     Args:
         statistics: of the job.
@@ -65,26 +61,26 @@ class JobMonitor:
         self._series = Series()
         self._failed: set[SideFile] = set()
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="cbgen-monitor", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cbgen-report", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread, unless no file is wanted."""
         if self._stats is not None or self._metrics is not None:
             self._thread.start()
 
     def take_settings(self, effective: Sequence[Setting]) -> None:
-        """Learn what was decided once the model was loaded."""
+        """Take the settings that were decided once the model was loaded."""
         self._settings = every_setting(self._recipe, effective)
 
     def finish(self, exit_code: int) -> None:
-        """End watching and write the files a last time."""
+        """Stop the thread and write the files a last time."""
         self._ends.set()
         if self._thread.ident is not None:
             self._thread.join()
         self._write_stats(exit_code)
         self._write_metrics(exit_code)
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         stats_due = metrics_due = time.monotonic()
         while True:
             now = time.monotonic()

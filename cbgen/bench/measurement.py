@@ -9,17 +9,18 @@ generation settings play no part: every request is greedy and ends at its length
 from __future__ import annotations
 
 import os
-import queue
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from transformers import PreTrainedModel
 
-from cbgen.bench.forward_parts import ForwardParts
 from cbgen.bench.roofline import (
     LinearSizes,
     MachineRates,
@@ -30,6 +31,7 @@ from cbgen.bench.roofline import (
 )
 from cbgen.bench.workloads import Workload, WorkloadMaker
 from cbgen.engine.build import BuiltEngine, attached_engine
+from cbgen.engine.cpu.decoder import take_part_seconds
 from cbgen.engine.events import StepStats, StepTimes
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.facts import ModelFacts
@@ -37,7 +39,8 @@ from cbgen.engine.model.load import load_model
 from cbgen.engine.request import FinishReason, GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.errors import EngineError, UsageError
-from cbgen.job.heap import frozen_heap
+from cbgen.job.channel import Channel
+from cbgen.job.gc_pauses import gc_ignores_existing_objects
 from cbgen.recipe.schema import Recipe
 
 _WARM_UP_TOKENS = 4
@@ -113,31 +116,46 @@ class StepRecorder:
         self.steps.append(StepWork(tuple(spans), num_logits))
 
 
-class Answers:
-    """The sink of the engine: hands outputs to the thread that waits for them."""
+class ForwardParts:
+    """Seconds of the parts of a model's forward passes since the last `begin`.
 
-    def __init__(self) -> None:
-        self._arrived: queue.SimpleQueue[GenerationOutput | EngineError] = queue.SimpleQueue()
+    On a GPU kernels run behind the program, and what is seen here is not their time.
+    """
 
-    def put(self, outputs: Sequence[GenerationOutput]) -> None:
-        """Take requests that have ended."""
-        for output in outputs:
-            self._arrived.put(output)
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._head_s = 0.0
+        self._head_started = 0.0
 
-    def fail(self, error: EngineError) -> None:
-        """Learn that the engine has died."""
-        self._arrived.put(error)
+    def begin(self) -> None:
+        """Start anew."""
+        take_part_seconds(self._model)
+        self._head_s = 0.0
 
-    def wait(self) -> GenerationOutput:
-        """Return the next output.
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each part; those of decoder layers only where they are fused."""
+        seconds = take_part_seconds(self._model)
+        return seconds | {"head": seconds.get("head", 0.0) + self._head_s}
 
-        Raises:
-            EngineError: the engine has died.
-        """
-        arrived = self._arrived.get()
-        if isinstance(arrived, EngineError):
-            raise arrived
-        return arrived
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Measure the output embedding for the time of the block."""
+        head = self._model.get_output_embeddings()
+        if not isinstance(head, nn.Module):
+            yield
+            return
+        hooks = [head.register_forward_pre_hook(self._start), head.register_forward_hook(self._end)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _start(self, *_arguments: object) -> None:
+        self._head_started = time.perf_counter()
+
+    def _end(self, *_arguments: object) -> None:
+        self._head_s += time.perf_counter() - self._head_started
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +223,13 @@ def _refuse_what_does_not_fit(workload: Workload, built: BuiltEngine) -> None:
 def _run(
     built: BuiltEngine, recorder: StepRecorder, workload: Workload, forward_parts: ForwardParts
 ) -> _Timed:
-    answers = Answers()
+    answers: Channel[GenerationOutput] = Channel()
     loop = EngineLoop(built.engine, answers)
     loop.start()
     try:
-        with frozen_heap():
+        with gc_ignores_existing_objects():
             loop.submit([_request("warm-up", [0] * _WARM_UP_TOKENS, _WARM_UP_TOKENS)])
-            answers.wait()
+            answers.take()
             loop.pause()
             loop.resume()  # from a pause on, cached prefixes are forgotten
             before = loop.stats()
@@ -224,7 +242,9 @@ def _run(
             cpu_before = _other_cpu_seconds()
             started = time.perf_counter()
             loop.submit(requests)
-            outputs = {(output := answers.wait()).request_id: output for _ in requests}
+            outputs: dict[str, GenerationOutput] = {}
+            while len(outputs) < len(requests):
+                outputs.update((output.request_id, output) for output in answers.take())
             seconds = time.perf_counter() - started
             cpu_after = _other_cpu_seconds()
     finally:

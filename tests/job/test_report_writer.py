@@ -7,19 +7,19 @@ import pytest
 
 from cbgen.errors import OutputError, UsageError
 from cbgen.io.side_file import SideFile
-from cbgen.job.report import monitor as monitoring
-from cbgen.job.report.monitor import JobMonitor
+from cbgen.job.report import report_writer
+from cbgen.job.report.report_writer import ReportWriter
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.recipe.load import recipe_from_mapping
 
 
 @pytest.fixture
 def watch(tmp_path):
-    """Make a monitor that writes stats.json and m.prom."""
+    """Make a writer that writes stats.json and m.prom."""
 
-    def make(statistics: JobStatistics | None = None, **paths) -> JobMonitor:
+    def make(statistics: JobStatistics | None = None, **paths) -> ReportWriter:
         paths = {"stats_path": "stats.json", "metrics_path": "m.prom"} | paths
-        return JobMonitor(
+        return ReportWriter(
             statistics or JobStatistics(),
             recipe_from_mapping({"model": {"path": "some/model"}}),
             output="out.jsonl",
@@ -35,17 +35,17 @@ def read_stats(tmp_path) -> dict:
 
 
 def test_the_files_are_there_while_the_run_goes_on(watch, tmp_path, monkeypatch):
-    monkeypatch.setattr(monitoring, "_TICK_SECONDS", 0.001)
-    monkeypatch.setattr(monitoring, "_STATS_SECONDS", 0.002)
+    monkeypatch.setattr(report_writer, "_TICK_SECONDS", 0.001)
+    monkeypatch.setattr(report_writer, "_STATS_SECONDS", 0.002)
     statistics = JobStatistics(run_started=0.0)
-    monitor = watch(statistics)
-    monitor.start()
-    while not monitor._series.with_last(statistics)[5:]:
+    writer = watch(statistics)
+    writer.start()
+    while not writer._series.with_last(statistics)[5:]:
         pass
     while not (tmp_path / "stats.json").stat().st_size:
         pass
     assert read_stats(tmp_path)["exit_code"] is None
-    monitor.finish(0)
+    writer.finish(0)
     assert read_stats(tmp_path)["exit_code"] == 0
     assert len(read_stats(tmp_path)["series"]) > 5
     assert "cbgen_exit_code" in (tmp_path / "m.prom").read_text()
@@ -70,10 +70,10 @@ def test_a_disk_that_fails_later_is_said_once(watch, monkeypatch, caplog):
     def fail(self, content):
         raise OutputError("stats.json: cannot be written: No space left on device")
 
-    monitor = watch()
+    writer = watch()
     monkeypatch.setattr(SideFile, "replace", fail)
     with caplog.at_level(logging.WARNING, logger="cbgen"):
         for _ in range(3):
-            monitor.finish(0)
+            writer.finish(0)
     assert len(caplog.records) == 2  # one for each file
     assert "the run goes on" in caplog.text
