@@ -10,6 +10,8 @@ PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.1
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && { echo $$name; break; }; done)
 BIN := .venv/bin
 STAMP := .venv/installed
+QUICK := not slow and not gpu and not bench
+WORKERS := 2
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 help: ## list the targets
@@ -45,11 +47,14 @@ format: install ## mend layout and import order
 	$(BIN)/python -m ruff format .
 
 test: check model ## the checks and every test that needs no GPU and no hub
-	$(BIN)/python -m pytest
+	@failed=0; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30 -m '$(QUICK) and not serial' || failed=1; \
+	$(BIN)/python -m pytest --durations=10 -m '$(QUICK) and serial' || failed=1; \
+	exit $$failed
 
 test-slow: model ## the tests that take longer
 	$(BIN)/python -m pytest -m slow
-	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m 'not slow and not gpu and not bench' $$(grep -rl '@given' tests)
+	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m '$(QUICK)' $$(grep -rl '@given' tests)
 
 bench: model ## what measures time and memory
 	$(BIN)/python -m pytest -m bench -s tests $(wildcard benchmarks)

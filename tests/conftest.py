@@ -1,5 +1,7 @@
 """Process settings of every test, set before anything imports torch: few threads, no model hub.
 
+A worker of parallel tests computes on one thread, so that the workers share the cores.
+
 Generated examples are the same in every run, so that a change is judged by itself; with
 HYPOTHESIS_PROFILE=search in the environment they are new ones each time.
 """
@@ -11,7 +13,10 @@ import signal
 
 from hypothesis import settings
 
-os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+else:
+    os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

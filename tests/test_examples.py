@@ -12,6 +12,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
+from tests.helpers.commands import Command
 from tests.helpers.sources import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -33,11 +34,18 @@ def run_python(*arguments: str | Path, **environment: str) -> subprocess.Complet
 def output_rows(tmp_path_factory) -> list[dict]:
     """Output rows of both example inputs, answered in one run by the small real model."""
     out = tmp_path_factory.mktemp("examples") / "out.jsonl"
-    finished = run_python(
-        "-m", "cbgen", "run", "recipes/smollm2.yaml", "-o", out,
-        "-i", EXAMPLES / "prompts.jsonl", "-i", EXAMPLES / "openai_batch.jsonl",
-    )  # fmt: skip
-    assert finished.returncode == 1, finished.stderr  # one line asks for two answers
+    inputs = [str(EXAMPLES / name) for name in ("prompts.jsonl", "openai_batch.jsonl")]
+    command = Command(
+        "run",
+        str(ROOT / "recipes" / "smollm2.yaml"),
+        "-o",
+        str(out),
+        "-i",
+        inputs[0],
+        "-i",
+        inputs[1],
+    )
+    assert command.wait() == 1, command.err.text  # one line asks for two answers
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 

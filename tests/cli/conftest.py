@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ def cbgen(capfd) -> Callable[..., Finished]:
 
     def run(*arguments: str) -> Finished:
         capfd.readouterr()
+        gc.freeze()  # a run collects garbage before it begins; the test libraries hold none
         code = run_cli(arguments)
         captured = capfd.readouterr()
         return Finished(code, captured.out, captured.err)

@@ -13,6 +13,7 @@ from cbgen import __version__
 SLOW_MODULES = {"torch", "transformers", "tokenizers", "numpy"}
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]], ids=" ".join)
 def test_help_answers_in_less_than_0_7_seconds(arguments):
     seconds = []

@@ -7,6 +7,7 @@ host pool sizes come from a seed. The engine verifies its bookkeeping after ever
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import pytest
 
@@ -125,8 +126,9 @@ def expected_answers(schedule: Schedule) -> dict[str, list[int]]:
     return answers
 
 
+@cache
 def run_schedule(seed: int) -> StepStats:
-    """Run one schedule, compare every answer, and return the counts of the engine."""
+    """Run one schedule, compare every answer, and return the counts of the engine, once a seed."""
     schedule = Schedule(seed)
     wanted = expected_answers(schedule)
     with make_engine(schedule.model, schedule.attention, **schedule.config()) as built:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -169,6 +170,7 @@ def _enter(
     sys.stdin, sys.stdout, sys.stderr = streams
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["cbgen", *arguments]
+    gc.freeze()  # what was loaded before the fork need not be searched for garbage
     if prepare is not None:
         prepare()
     from cbgen.cli.app import main

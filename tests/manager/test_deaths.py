@@ -22,6 +22,7 @@ def dying(step: int, cause: BaseException) -> ScriptedModel:
     return ScriptedModel(vocab_size=VOCAB_SIZE, before_step=failing_at(step, cause))
 
 
+@pytest.mark.serial
 def test_a_dead_engine_tells_its_cause_to_everybody_within_a_second(scripted):
     gate = Gate(3)
     cause = MemoryError("no room for 5 GiB")

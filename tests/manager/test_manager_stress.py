@@ -16,6 +16,8 @@ from cbgen.engine.request import RequestStatus
 from tests.helpers.managers import run_threads
 from tests.helpers.models import VOCAB_SIZE, tiny_model
 
+pytestmark = pytest.mark.serial
+
 NUM_THREADS = 100
 WAIT_SECONDS = 30.0
 SLACK_SECONDS = 10.0

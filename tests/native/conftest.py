@@ -30,6 +30,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("int8_kernels", ("avx512vnni", *names), indirect=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what computes on several threads behind the parallel tests."""
+    for item in items:
+        if "threads" in getattr(item, "fixturenames", ()):
+            item.add_marker("serial")
+
+
 @pytest.fixture
 def kernels(library: Kernels, request: pytest.FixtureRequest) -> Iterator[Kernels]:
     """The library with one instruction set forced."""

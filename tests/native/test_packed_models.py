@@ -196,7 +196,9 @@ def with_norm() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Doubled(20, 32), with_hook, with_own_forward, with_norm], ids=str
+    "make",
+    [lambda: Doubled(20, 32), with_hook, with_own_forward, with_norm],
+    ids=["class", "hook", "forward", "norm"],
 )
 def test_a_layer_that_is_more_than_a_product_is_left_alone(library: Kernels, make):
     layer = make()
