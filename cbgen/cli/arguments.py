@@ -43,7 +43,7 @@ PlannedPaths = Annotated[
         "-i",
         show_default=False,
         metavar="FILE",
-        help="Rows to check, as for run; without any the engine alone is planned.",
+        help="Rows to check, as for run; without it only the engine is planned.",
     ),
 ]
 OutputPath = Annotated[
@@ -68,22 +68,22 @@ ShardOption = Annotated[
     typer.Option(
         "--shard",
         metavar="I/N",
-        help="Take each Nth row from row I on (I from 0); cbgen merge joins the outputs.",
+        help="Take every Nth row from row I on (I from 0); cbgen merge joins the outputs.",
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with an existing output; without one, begin.")
+    bool, typer.Option("--resume", help="Go on with an existing output, or begin one.")
 ]
 ResumeAny = Annotated[
-    bool, typer.Option("--resume-any", help="--resume though recipe or input have changed.")
+    bool, typer.Option("--resume-any", help="As --resume, even if recipe or input have changed.")
 ]
 Retry = Annotated[
     str | None,
     typer.Option(
         "--retry",
         metavar="KINDS",
-        help="--resume, redoing rows that ended so: error, length, stop, cancelled.",
+        help="As --resume, and redo rows that ended with error, length, stop or cancelled.",
     ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")]
@@ -94,23 +94,23 @@ FormatOption = Annotated[
     Format,
     typer.Option(
         "--format",
-        help="Rows as their form says; cbgen's rows alone; or lines of an OpenAI Batch or a vLLM "
-        "run-batch file, answered likewise.",
+        help="Form of the rows: auto tells it row by row; openai and vllm are lines of an OpenAI "
+        "Batch or a vLLM run-batch file, answered in that form.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors alone.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only errors.")]
 TimeLimit = Annotated[
     str | None,
     typer.Option(
         "--time-limit",
         metavar="TIME",
-        help="End before this much time has passed, exit 4: 90s, 15m, 3h50m, 1-02:03:04.",
+        help="End within this time, with exit code 4: 90s, 15m, 3h50m, 1-02:03:04.",
     ),
 ]
 RequeueSignal = Annotated[
     str | None,
     typer.Option(
-        "--requeue-signal", metavar="NAME", help="End on this signal as on --time-limit: USR1."
+        "--requeue-signal", metavar="NAME", help="End on this signal, with exit code 4: USR1."
     ),
 ]
 StatsPath = Annotated[

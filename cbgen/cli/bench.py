@@ -27,7 +27,9 @@ _WorkloadOption = Annotated[
 _OutputsPath = Annotated[
     str | None,
     typer.Option(
-        "--outputs", metavar="FILE", help="Write the generated token ids there, a list a request."
+        "--outputs",
+        metavar="FILE",
+        help="Write the generated token ids there, a list per request.",
     ),
 ]
 
@@ -44,8 +46,8 @@ def bench_command(
 ) -> None:
     """Measure the engine on prompts of token ids: greedy, fixed lengths.
 
-    A table for people on stderr, one JSON line on stdout. What the recipe says of prompts and
-    answers does not count.
+    A table for people on stderr, one JSON line on stdout. The sections prompt, generation_config
+    and output of the recipe have no effect.
 
     Example: cbgen bench recipe.yaml --workload W3h
     """
@@ -69,7 +71,7 @@ def bench_command(
 
 
 def table_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Return a result as the lines of a table: what, how much, and a remark."""
+    """Return a result as the lines of a table: what, how much, and a note."""
     parts, machine = summary["parts"], summary["machine"]
     total, bound = summary["seconds"], summary["roofline_seconds"]
     rows = [

@@ -31,7 +31,7 @@ def merge_command(
         bool, typer.Option("--overwrite", help="Replace an existing output.")
     ] = False,
 ) -> None:
-    """Join the outputs of shards in input order, checking that nothing is missing or twice.
+    """Join the outputs of shards in input order; no row may be missing or repeated.
 
     Example: cbgen merge answers.jsonl 'shard-*.jsonl'
     """
@@ -59,7 +59,7 @@ def _problems(report: MergeReport) -> list[str]:
     if report.missing.count:
         found.append(f"{count(report.missing.count, 'rows')} missing: index {report.missing}")
     if report.repeated.count:
-        found.append(f"{count(report.repeated.count, 'rows')} there twice: index {report.repeated}")
+        found.append(f"{count(report.repeated.count, 'rows')} repeated: index {report.repeated}")
     return found
 
 

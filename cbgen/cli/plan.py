@@ -71,13 +71,13 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line: what, how much, and a remark."""
+    """One line: what, how much, and a note."""
 
     label: str
     value: str
     note: str = ""
     style: str = ""
-    """Of the remark."""
+    """Style of the note."""
 
 
 def show_plan(console: Console, summary: Mapping[str, Any]) -> None:

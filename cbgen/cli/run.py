@@ -130,8 +130,8 @@ def _refuse_taken_paths(options: JobOptions, paths: Mapping[str, str | None]) ->
             continue
         real = os.path.realpath(path)
         if real in taken:
-            raise UsageError(f"{option} {path}: that file is {taken[real]} already; name another")
-        taken[real] = f"that of {option}"
+            raise UsageError(f"{option} {path}: that file is already {taken[real]}; name another")
+        taken[real] = f"the file of {option}"
 
 
 def _run(

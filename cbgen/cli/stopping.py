@@ -214,7 +214,7 @@ def parse_signal(text: str, option: str) -> signal.Signals:
         raise UsageError(f"{option} is {text!r}; expected a signal such as USR1") from None
     taken = (signal.SIGKILL, signal.SIGSTOP, signal.SIGALRM, signal.SIGINT, signal.SIGTERM)
     if number in taken:
-        raise UsageError(f"{option} is {text!r}; that signal has its meaning already; use USR1")
+        raise UsageError(f"{option} is {text!r}; that signal already has a meaning; use USR1")
     return number
 
 

@@ -30,6 +30,10 @@ class Place:
     override: str | None = None
     """The text behind `--set`."""
 
+    def at_line(self, line: int | None) -> Place:
+        """Return the place of a line of the text that this place holds."""
+        return self if self.override is not None else Place(self.file, line)
+
     def error(self, message: str) -> RecipeError:
         """Return the error that points here; the caller raises it."""
         if self.override is not None:
@@ -118,14 +122,14 @@ class Tree:
 
 _TAG = "tag:yaml.org,2002:"
 _MOST_NODES = 100_000
-"""Bound on the values of one document, aliases counted each time: stops exponential growth."""
+"""Values that a document may hold, aliases counted each time, so that they cannot explode."""
 _DEEPEST = 50
 _MOST_DIGITS = 400
-"""Of an integer; Python neither reads nor shows those of many thousands."""
+"""Digits of an integer; Python neither reads nor shows integers of many thousands."""
 
 
 class _Loader(yaml.SafeLoader):
-    """The parser of the safe loader with the implicit types of YAML 1.2."""
+    """PyYAML's safe loader with the implicit types of YAML 1.2."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 (the base class declares it; an empty one drops 1.1)
 
@@ -153,10 +157,9 @@ def read_recipe_file(path: str) -> Tree:
     try:
         with open(path, "rb") as stream:
             data = stream.read()
-    except OSError as error:
-        raise RecipeError(f"cannot read the recipe: {error.strerror}", file=path) from error
-    except ValueError as error:
-        raise RecipeError(f"cannot read the recipe: {error}", file=path) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RecipeError(f"cannot read the recipe: {reason}", file=path) from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -173,13 +176,13 @@ def parse_recipe_text(text: str, file: str) -> Tree:
         RecipeError: the text is not YAML, empty, not one mapping, or repeats a key.
     """
     whole = Place(file=file)
-    node = _compose(text, lambda line: Place(file=file, line=line))
+    node = _compose(text, whole)
     if node is None:
         raise whole.error("the recipe is empty; `cbgen init` writes one to start from")
-    builder = _Builder(lambda line: Place(file=file, line=line))
+    builder = _Builder(whole)
     values = builder.build(node, ())
     if not isinstance(values, dict):
-        raise Place(file=file, line=_line(node)).error(
+        raise whole.at_line(_line(node)).error(
             f"expected a mapping of sections (model, prompt, ...), got {show(values)}"
         )
     return Tree(values, builder.places, whole)
@@ -191,11 +194,11 @@ def parse_value(text: str, place: Place) -> Plain:
     Raises:
         RecipeError: the text is not YAML.
     """
-    node = _compose(text, lambda line: place)
-    return None if node is None else _Builder(lambda line: place).build(node, None)
+    node = _compose(text, place)
+    return None if node is None else _Builder(place).build(node, None)
 
 
-def _compose(text: str, place_of: Callable[[int | None], Place]) -> yaml.Node | None:
+def _compose(text: str, place: Place) -> yaml.Node | None:
     try:
         loader = _Loader(text)
         try:
@@ -205,14 +208,13 @@ def _compose(text: str, place_of: Callable[[int | None], Place]) -> yaml.Node | 
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
-        raise place_of(line).error(_syntax_message(error)) from error
+        raise place.at_line(line).error(_syntax_message(error)) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise place_of(line).error(
-            f"not valid YAML: {error.reason} (#x{error.character:04x})"
-        ) from error
+        message = f"not valid YAML: {error.reason} (#x{error.character:04x})"
+        raise place.at_line(line).error(message) from error
     except RecursionError as error:
-        raise place_of(None).error("not valid YAML for a recipe: nested too deep") from error
+        raise place.error("not valid YAML for a recipe: nested too deep") from error
 
 
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:
@@ -230,14 +232,14 @@ def _syntax_message(error: yaml.MarkedYAMLError) -> str:
 class _Builder:
     """Turns the nodes of one document into plain values and notes the place of every key."""
 
-    def __init__(self, place_of: Callable[[int], Place]) -> None:
+    def __init__(self, whole: Place) -> None:
         self.places: dict[Path, Place] = {}
-        self._place_of = place_of
+        self._whole = whole
         self._open: set[int] = set()
         self._nodes = 0
 
     def build(self, node: yaml.Node, path: Path | None) -> Plain:
-        """Return the value of a node; keys below are noted unless `path` is None (in a list)."""
+        """Return the value of a node, and note the places of keys below `path`, None in a list."""
         with self._entered(node):
             if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
                 return self._mapping(node, path)
@@ -245,19 +247,19 @@ class _Builder:
                 return [self.build(item, None) for item in node.value]
             if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
                 return self._scalar(node)
-        raise self._error(node, f"the tag {_tag(node)} is not for a recipe")
+        raise self._error(node, f"a recipe cannot hold the tag {_tag(node)}")
 
     def _mapping(self, node: yaml.MappingNode, path: Path | None) -> dict[str, Any]:
         values = {}
         for key, (key_node, value_node) in self._pairs(node).items():
             inner = None if path is None else (*path, key)
             if inner is not None:
-                self.places[inner] = self._place_of(_line(key_node))
+                self.places[inner] = self._whole.at_line(_line(key_node))
             values[key] = self.build(value_node, inner)
         return values
 
     def _pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Return key and value nodes by key; what `<<` brings yields to the mapping's own keys."""
+        """Return key and value nodes by key; the mapping's own keys win over those of `<<`."""
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
@@ -285,9 +287,8 @@ class _Builder:
         try:
             return _SCALARS[node.tag](node.value)
         except ValueError as error:
-            raise self._error(
-                node, f"{show(node.value)} is no value of the tag {_tag(node)}"
-            ) from error
+            message = f"{show(node.value)} is not a value of the tag {_tag(node)}"
+            raise self._error(node, message) from error
 
     @contextmanager
     def _entered(self, node: yaml.Node) -> Iterator[None]:
@@ -303,7 +304,7 @@ class _Builder:
         self._open.discard(id(node))
 
     def _error(self, node: yaml.Node, message: str) -> RecipeError:
-        return self._place_of(_line(node)).error(message)
+        return self._whole.at_line(_line(node)).error(message)
 
 
 def _line(node: yaml.Node) -> int:

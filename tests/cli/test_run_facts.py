@@ -87,7 +87,7 @@ def test_a_file_of_the_run_is_not_taken_for_facts(cbgen, recipe, rows_file, tmp_
         assert finished.code == 2
         assert "name another" in finished.err
     both = ["--stats", str(tmp_path / "a"), "--trace", str(tmp_path / "a")]
-    assert "that of --stats already" in cbgen("run", recipe, "-i", source, *both).err
+    assert "already the file of --stats" in cbgen("run", recipe, "-i", source, *both).err
     assert len(Path(source).read_bytes().splitlines()) == 3
 
 

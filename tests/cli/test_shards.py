@@ -90,7 +90,7 @@ def test_a_merge_that_lacks_rows_names_the_first_and_how_many(cbgen, tmp_path):
     finished = cbgen("merge", str(out), str(tmp_path / "shard"))
     assert finished.code == 1
     assert "error: 2 rows missing: index 0, 1" in finished.err
-    assert "error: 1 row there twice: index 2" in finished.err
+    assert "error: 1 row repeated: index 2" in finished.err
     assert f"{out} is not written" in finished.err
     assert not out.exists()
 

@@ -75,13 +75,13 @@ def test_plain_values_are_those_of_yaml_1_2(text, expected):
         ("a: &a [*a]\n", "r.yaml:1: an alias (*) stands inside its own anchor (&)"),
         ("a: &a {<<: *a}\n", "r.yaml:1: an alias (*) stands inside its own anchor (&)"),
         ("a: {<<: 1}\n", "r.yaml:1: `<<` takes a mapping or a list of mappings"),
-        ("a: !!int x\n", 'r.yaml:1: "x" is no value of the tag !!int'),
-        ("a: !!bool yes\n", 'r.yaml:1: "yes" is no value of the tag !!bool'),
+        ("a: !!int x\n", 'r.yaml:1: "x" is not a value of the tag !!int'),
+        ("a: !!bool yes\n", 'r.yaml:1: "yes" is not a value of the tag !!bool'),
         (
             "a: !!python/name:os.system x\n",
-            "r.yaml:1: the tag !!python/name:os.system is not for a recipe",
+            "r.yaml:1: a recipe cannot hold the tag !!python/name:os.system",
         ),
-        ("a: !mine {}\n", "r.yaml:1: the tag !mine is not for a recipe"),
+        ("a: !mine {}\n", "r.yaml:1: a recipe cannot hold the tag !mine"),
     ],
 )
 def test_what_is_not_a_recipe_is_refused_at_its_line(text, message):
@@ -110,7 +110,7 @@ def test_a_control_character_is_refused_at_its_line():
 
 @pytest.mark.parametrize("start", ["9", "0x9"])
 def test_a_number_of_five_thousand_digits_is_refused(start):
-    assert "is no value of the tag !!int" in refusal(f"a: {start}" + "9" * 5000)
+    assert "is not a value of the tag !!int" in refusal(f"a: {start}" + "9" * 5000)
 
 
 def test_deep_nesting_is_refused():
