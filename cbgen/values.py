@@ -1,7 +1,7 @@
-"""Plain values against type annotations: one generic check, and the words for values and types.
+"""Plain values: their check against type annotations, ranges, and the words for values and types.
 
-Knows plain values (text, numbers, true and false, null, lists, mappings) and of fields no more than
-the names that other programs have for them.
+Plain values are text, numbers, true and false, null, lists and mappings. Of fields this module
+knows no more than the names that other programs have for some of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Plain: TypeAlias = Any
@@ -20,6 +21,29 @@ Plain: TypeAlias = Any
 Annotation: TypeAlias = object
 """A type annotation, as `typing.get_type_hints` gives it."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The finite numbers that a setting may be; no bound allows all of them."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+
+    def __contains__(self, number: float) -> bool:
+        return (
+            number < math.inf
+            and (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+        )
+
+    def __str__(self) -> str:
+        limits = (("at least", self.at_least), ("above", self.above), ("at most", self.at_most))
+        return " and ".join(f"{words} {limit}" for words, limit in limits if limit is not None)
+
+
+ANY_NUMBER = Range()
 _LONGEST_SHOWN = 80
 _BARE_TEXT = re.compile(r"[A-Za-z][\w./|-]*")
 
@@ -201,15 +225,11 @@ def _convert_dict(value: Plain, arguments: tuple[Any, ...]) -> dict[str, Any]:
 _OTHER_WORDS = {
     "attention": "attn_implementation",
     "logprobs": "return_logprobs",
-    "max_completion_tokens": "max_new_tokens",
     "max_num_batched_tokens": "max_batch_tokens",
     "max_num_seqs": "max_requests_per_batch",
-    "max_tokens": "max_new_tokens",
-    "n": "num_return_sequences",
-    "stop": "stop_strings",
     "torch_dtype": "dtype",
 }
-"""Names that other programs use for the same thing."""
+"""Names that other programs have for settings of the engine."""
 
 
 def nearest_name(name: str, known: Collection[str]) -> str | None:

@@ -12,10 +12,11 @@ from cbgen.errors import UsageError
 from cbgen.generation.fields import (
     GENERATION_FIELDS,
     INTERNAL_FIELDS,
-    GenerationField,
+    Field,
     Support,
+    nearest_field,
 )
-from cbgen.values import Plain, convert, nearest_name, show
+from cbgen.values import Plain, convert, show
 
 
 class FieldError(UsageError):
@@ -24,12 +25,14 @@ class FieldError(UsageError):
     Attributes:
         field: its name.
         message: what is wrong; begins with the name and holds the value.
+        code: the kind of error in a word for scripts, as OpenAI's API has them.
     """
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, *, code: str = "invalid_value") -> None:
         super().__init__(message)
         self.field = field
         self.message = message
+        self.code = code
 
 
 def check_generation_fields(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,9 +50,12 @@ def check_generation_fields(values: Mapping[str, Any]) -> dict[str, Any]:
             continue
         field = GENERATION_FIELDS.get(name)
         if field is None:
-            raise FieldError(name, _unknown(name, value))
+            nearest = nearest_field(name)
+            hint = "" if nearest is None else f"; did you mean {nearest}?"
+            known = f"{name or 'an empty name'} is not a known field (value {show(value)}){hint}"
+            raise FieldError(name, known, code="unknown_parameter")
         if value is not None:
-            checked[name] = _check_field(field, value)
+            checked[name] = check_field(field, value)
     _check_agreement(checked)
     return checked
 
@@ -84,47 +90,40 @@ def run_seed(generation: int | None, batching: int | None, place: str = "") -> i
     return batching if generation is None else generation
 
 
-def _unknown(name: str, value: Plain) -> str:
-    nearest = nearest_name(name, GENERATION_FIELDS)
-    hint = "" if nearest is None else f"; did you mean {nearest}?"
-    return f"{name or 'an empty name'} is not a known field (value {show(value)}){hint}"
+def check_field(field: Field, value: Plain) -> Plain:
+    """Return a value that is not null in the type of its field.
 
-
-def _check_field(field: GenerationField, value: Plain) -> Plain:
+    Raises:
+        FieldError: the value is of a wrong type, out of range or not supported in this version.
+    """
     if field.support is Support.REFUSED:
-        raise FieldError(
-            field.name, f"{field.name} = {show(value)} is not supported yet; remove it"
-        )
+        message = f"{field.name} = {show(value)} is not supported; remove it"
+        raise FieldError(field.name, message, code="unsupported_parameter")
     try:
         typed = convert(value, field.type)
     except ValueError as error:
-        raise FieldError(field.name, f"{field.name}: {error}") from error
+        if field.support is Support.NEUTRAL:
+            raise _not_neutral(field, value) from error
+        message = f"{field.name}: {error}"
+        raise FieldError(field.name, message, code="invalid_type") from error
     if field.support is Support.NEUTRAL and typed not in field.neutral:
-        accepted = " or ".join(show(item) for item in (*field.neutral, None))
-        raise FieldError(
-            field.name,
-            f"{field.name} = {show(value)} is not supported yet; remove it (accepted: {accepted})",
-        )
-    for number in typed if isinstance(typed, list) else [typed]:
-        if not _in_range(field, number):
-            raise FieldError(
-                field.name, f"{field.name} must be {range_words(field)}, got {show(value)}"
-            )
+        raise _not_neutral(field, value)
+    for item in typed if isinstance(typed, list) else [typed]:
+        if field.takes_list and item == "":
+            message = f"{field.name} must hold texts that are not empty, got {show(value)}"
+            raise FieldError(field.name, message)
+        if isinstance(item, int | float) and item not in field.range:
+            raise FieldError(field.name, f"{field.name} must be {field.range}, got {show(value)}")
     return typed
 
 
-def _in_range(field: GenerationField, number: Plain) -> bool:
-    return (
-        (field.at_least is None or number >= field.at_least)
-        and (field.above is None or number > field.above)
-        and (field.at_most is None or number <= field.at_most)
+def _not_neutral(field: Field, value: Plain) -> FieldError:
+    accepted = " or ".join(show(item) for item in (*field.neutral, None))
+    return FieldError(
+        field.name,
+        f"{field.name} = {show(value)} is not supported; remove it (accepted: {accepted})",
+        code="unsupported_value",
     )
-
-
-def range_words(field: GenerationField) -> str:
-    """Return the words for a range, such as `above 0 and at most 1`; empty where there is none."""
-    limits = (("at least", field.at_least), ("above", field.above), ("at most", field.at_most))
-    return " and ".join(f"{words} {limit}" for words, limit in limits if limit is not None)
 
 
 def _check_agreement(values: Mapping[str, Any]) -> None:

@@ -15,15 +15,14 @@ from cbgen.engine.sampling.params import SamplingParams, derive_seed
 from cbgen.errors import RowError, UsageError
 from cbgen.generation.check import FieldError, check_generation_fields, greedy_samples
 from cbgen.generation.fields import GENERATION_FIELDS, GENERATION_SECTION, Support
+from cbgen.values import Plain
 
 LogprobsMode = Literal["raw", "processed"]
 
 _HONOURED = tuple(
     name for name, field in GENERATION_FIELDS.items() if field.support is Support.HONOURED
 )
-_PARAMETERS = tuple(
-    item.name for item in dataclasses.fields(SamplingParams) if item.name in _HONOURED
-)
+_PARAMETERS = {item.name for item in dataclasses.fields(SamplingParams)} & set(_HONOURED)
 """Fields that the engine takes under the same name."""
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")
 """Fields without effect on a greedy request."""
@@ -177,7 +176,7 @@ class GenerationSettings:
         merged = self._merge(row)
         samples, _ = self._samples(row)
         eos_token_ids = frozenset() if merged.get("ignore_eos") else self._eos(merged)
-        parameters = {name: merged[name] for name in _PARAMETERS if name in merged}
+        parameters = {name: _parameter(name, merged[name]) for name in _PARAMETERS & merged.keys()}
         parameters["temperature"] = merged.get("temperature", 1.0) if samples else 0.0
         parameters["stop_token_ids"] = eos_token_ids | frozenset(merged.get("stop_token_ids", ()))
         params = SamplingParams(**parameters)
@@ -195,7 +194,7 @@ class GenerationSettings:
         given = merged.get("eos_token_id")
         if given is None:
             return self._eos_token_ids
-        return frozenset((given,) if isinstance(given, int) else given)
+        return frozenset(_parameter("eos_token_id", given))
 
     def _seed(self, request_id: str, own: int | None, index: int) -> int:
         """Return the seed of an answer; that of the first does not depend on their number.
@@ -211,6 +210,13 @@ class GenerationSettings:
             if name in level:
                 return origin
         return "default"
+
+
+def _parameter(name: str, value: Plain) -> Plain:
+    """Return the value of a field as the engine takes it: of several values a tuple."""
+    if not GENERATION_FIELDS[name].takes_list:
+        return value
+    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def _check_model_fields(model: Mapping[str, Any], overridden: Mapping[str, Any]) -> dict[str, Any]:

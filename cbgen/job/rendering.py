@@ -15,7 +15,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from cbgen.errors import RowError, UsageError
-from cbgen.io.openai.fields import BodyError
+from cbgen.io.openai.body_fields import BodyError
 from cbgen.io.prompt_shapes import Prompt, Rendering
 from cbgen.recipe.schema import PromptConfig
 

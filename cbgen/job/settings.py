@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from cbgen.recipe.schema import GENERATION_SECTION, SECTIONS, SWITCHES, Recipe
+from cbgen.generation.fields import GENERATION_SECTION
+from cbgen.recipe.schema import SECTIONS, SWITCHES, Recipe
 
 if TYPE_CHECKING:
     from cbgen.engine.model.facts import ModelFacts

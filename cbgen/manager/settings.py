@@ -14,9 +14,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from cbgen.engine.model.facts import end_of_sequence_ids
 from cbgen.errors import RowError, UsageError
 from cbgen.generation.check import FieldError, check_generation_fields
-from cbgen.generation.fields import GENERATION_FIELDS
+from cbgen.generation.fields import GENERATION_FIELDS, nearest_field
 from cbgen.generation.resolve import GenerationSettings, LogprobsMode
-from cbgen.values import nearest_name, show_argument
+from cbgen.values import show_argument
 
 NOT_OF_REQUESTS = ("continuous_batching_config", "transformers_version")
 """What a generation config holds beside the settings of requests."""
@@ -72,7 +72,7 @@ def check_names(fields: Mapping[str, Any]) -> None:
     """
     for name in fields:
         if name not in GENERATION_FIELDS or name in NOT_OF_REQUESTS:
-            nearest = nearest_name(name, GENERATION_FIELDS)
+            nearest = nearest_field(name)
             hint = "" if nearest is None else f"; did you mean {nearest}?"
             raise TypeError(f"{name!r} is not a field of a generation config{hint}")
 

@@ -12,12 +12,10 @@ import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from cbgen.generation.check import range_words
-from cbgen.generation.fields import GENERATION_FIELDS, GenerationField, Support
+from cbgen.generation.fields import GENERATION_FIELDS, GENERATION_SECTION, Field, Support
 from cbgen.recipe.schema import (
     BATCHING_SECTION,
     DEPRECATED_FIELDS,
-    GENERATION_SECTION,
     SECTION_ORDER,
     SECTION_SPELLINGS,
     SECTIONS,
@@ -137,7 +135,7 @@ def _field_table(fields: Iterable[RecipeField]) -> str:
 
 
 def _generation_tables() -> Iterator[str]:
-    def fields(*support: Support) -> list[GenerationField]:
+    def fields(*support: Support) -> list[Field]:
         return [item for item in GENERATION_FIELDS.values() if item.support in support]
 
     yield _GENERATION
@@ -153,8 +151,8 @@ def _generation_tables() -> Iterator[str]:
     yield f"Accepted and without effect: {names}.\n"
 
 
-def _value_words(item: GenerationField) -> str:
-    limits = range_words(item)
+def _value_words(item: Field) -> str:
+    limits = str(item.range)
     return f"{describe(item.type)}, {limits}" if limits else describe(item.type)
 
 
@@ -216,12 +214,17 @@ def _field(item: RecipeField) -> dict[str, Any]:
     return {"description": item.doc, **_of_nullable(item.type), "default": item.default}
 
 
-def _generation_field(item: GenerationField) -> dict[str, Any]:
+def _generation_field(item: Field) -> dict[str, Any]:
     if item.support is Support.REFUSED:
         return {"description": f"Not supported yet. {item.doc}", "type": "null"}
     if item.support is Support.NEUTRAL:
         return {"description": f"Not supported yet. {item.doc}", "enum": [*item.neutral, None]}
-    limits = {"minimum": item.at_least, "exclusiveMinimum": item.above, "maximum": item.at_most}
+    allowed = item.range
+    limits = {
+        "minimum": allowed.at_least,
+        "exclusiveMinimum": allowed.above,
+        "maximum": allowed.at_most,
+    }
     given = {word: limit for word, limit in limits.items() if limit is not None}
     return {"description": item.doc, **_limited(_of_nullable(item.type), given)}
 

@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
 from cbgen.errors import RecipeError, UsageError
 from cbgen.generation.check import FieldError, check_generation_fields, run_seed
-from cbgen.generation.fields import GENERATION_FIELDS
+from cbgen.generation.fields import GENERATION_FIELDS, GENERATION_SECTION, nearest_field
 from cbgen.recipe.digest import recipe_digest
 from cbgen.recipe.overrides import apply_override, rename_spellings
 from cbgen.recipe.schema import (
     BATCHING_SECTION,
-    GENERATION_SECTION,
     SECTION_ORDER,
     SECTION_SPELLINGS,
     SECTIONS,
@@ -165,7 +164,12 @@ def _unknown_key(path: Path, value: Plain) -> str:
     top_level = (*SECTION_ORDER, *SWITCHES, *SECTION_SPELLINGS)
     siblings = top_level if len(path) == 1 else _known_names(path[0])
     homes = [f"{name}.{key}" for name in SECTION_ORDER if key in _known_names(name)]
-    nearest = homes[0] if homes else nearest_name(key, siblings)
+    if homes:
+        nearest: str | None = homes[0]
+    elif path[0] == GENERATION_SECTION and len(path) > 1:
+        nearest = nearest_field(key)
+    else:
+        nearest = nearest_name(key, siblings)
     hint = ""
     if nearest is not None:
         hint = f"; did you mean {nearest}?"

@@ -25,7 +25,7 @@ from cbgen.engine.config import (
     ModelConfig,
 )
 from cbgen.errors import UsageError
-from cbgen.generation.fields import GENERATION_SECTION as GENERATION_SECTION
+from cbgen.generation.fields import GENERATION_SECTION
 from cbgen.values import Annotation, Plain
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from cbgen.io.identity import IdIndex
 from cbgen.io.openai import requests as openai_requests
-from cbgen.io.openai.fields import BodyError
+from cbgen.io.openai.body_fields import BodyError
 from cbgen.io.openai.requests import identify
 from cbgen.io.prompt_shapes import Prompt
 from cbgen.io.prompts import parse_prompt

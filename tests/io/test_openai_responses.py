@@ -7,7 +7,7 @@ import pytest
 from cbgen.errors import RowError
 from cbgen.io.encode import encode_row
 from cbgen.io.identity import IdIndex
-from cbgen.io.openai.fields import BodyError
+from cbgen.io.openai.body_fields import BodyError
 from cbgen.io.openai.requests import identify
 from cbgen.io.openai.responses import CANCELLED, LINE_ID, BatchRun, OpenAILines, VllmLines
 from cbgen.io.row_facts import read_facts

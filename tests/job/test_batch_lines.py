@@ -90,7 +90,7 @@ def test_the_openai_package_reads_every_answer(lines, dialect):
     assert [line["custom_id"] for line in answered] == {
         "openai": [
             "chat", "chat-sampled", "chat-logprobs", "chat-tools",
-            "completion", "completion-echo", "completion-ids",
+            "completion", "completion-echo", "completion-ids", "stop-string",
         ],
         "vllm": [
             "chat", "chat-continued", "chat-variables", "chat-logprobs", "chat-cut",
@@ -118,7 +118,6 @@ def test_refusals_of_openai_are_responses(lines):
         "too-long": "prompt",
         "hot": "temperature",
         "unknown": "temprature",
-        "stop-string": "stop",
         "no-messages": "messages",
         "streamed": "stream",
         "embedding": "url",
@@ -227,8 +226,8 @@ def test_rows_and_batch_lines_share_a_file(recipe):
 
 def test_statistics_count_batch_lines(recipe, tmp_path):
     out, statistics = run_file(recipe, tmp_path, input_format="openai")
-    assert (statistics.rows_answered, statistics.rows_failed) == (7, 15)
-    assert statistics.errors["unsupported_value"] == 3
+    assert (statistics.rows_answered, statistics.rows_failed) == (8, 14)
+    assert statistics.errors["unsupported_value"] == 2
     assert out.read_bytes().count(b"\n") == 22
 
 

@@ -167,7 +167,8 @@ def test_a_row_may_want_one_sample_where_the_recipe_wants_several():
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_q": 1}, "top_q"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
         ({"do_sample": False, "temperature": 0.5}, "do_sample"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"seed": -1}, "seed"),
@@ -181,15 +182,45 @@ def test_a_wrong_row_field_is_the_rows_error(row, message):
 
 
 def test_an_unsupported_field_of_the_model_is_refused_with_the_remedy():
-    with pytest.raises(UsageError, match=r"repetition_penalty.*generation_defaults: none"):
-        settings(model={"repetition_penalty": 1.05})
+    with pytest.raises(UsageError, match=r"no_repeat_ngram_size.*generation_defaults: none"):
+        settings(model={"no_repeat_ngram_size": 3})
 
 
 def test_a_recipe_overrides_an_unsupported_field_of_the_model():
     resolved = settings(
-        model={"repetition_penalty": 1.05}, recipe={"repetition_penalty": 1.0}
+        model={"no_repeat_ngram_size": 3}, recipe={"no_repeat_ngram_size": 0}
     ).resolve("r", None)
     assert resolved.samples[0].is_greedy
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "row", "penalty"),
+    [
+        ({"repetition_penalty": 1.1}, {}, None, 1.1),
+        ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.0}, None, 1.0),
+        ({}, {"repetition_penalty": 1.2}, {"repetition_penalty": 1.3}, 1.3),
+        ({}, {}, None, 1.0),
+    ],
+)
+def test_a_repetition_penalty_holds_from_every_level(model, recipe, row, penalty):
+    assert params(row, model=model, recipe=recipe).repetition_penalty == penalty
+
+
+@pytest.mark.parametrize(
+    ("given", "stop_strings"), [("ab", ("ab",)), (["ab", "c"], ("ab", "c")), ([], ())]
+)
+def test_stop_strings_are_one_text_or_several(given, stop_strings):
+    assert params(recipe={"stop_strings": given}).stop_strings == stop_strings
+    assert params({"stop_strings": given}).stop_strings == stop_strings
+
+
+def test_effective_settings_show_what_is_given_of_penalties_and_stops():
+    shown = settings(
+        model={"repetition_penalty": 1.1}, recipe={"stop_strings": ["a"], "ignore_eos": True}
+    ).effective()
+    assert shown["repetition_penalty"] == (1.1, "model")
+    assert shown["stop_strings"] == (["a"], "recipe")
+    assert shown["ignore_eos"] == (True, "recipe")
 
 
 def test_effective_settings_name_their_origin():

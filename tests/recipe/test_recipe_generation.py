@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from cbgen.engine.sampling.params import MAX_SEED as ENGINE_MAX_SEED
 from cbgen.generation.check import FieldError, check_generation_fields
 from cbgen.generation.fields import (
     GENERATION_FIELDS,
     LIBRARY_FIELDS,
-    MAX_SEED,
     Support,
 )
 
@@ -79,15 +77,22 @@ def test_an_integer_becomes_a_float_where_one_is_wanted():
         ({"do_sample": "yes"}, 'do_sample: expected true or false, got "yes"'),
         (
             {"num_beams": 4},
-            "num_beams = 4 is not supported yet; remove it (accepted: 1 or null)",
+            "num_beams = 4 is not supported; remove it (accepted: 1 or null)",
         ),
+        ({"num_beams": "4"}, 'num_beams = "4" is not supported; remove it (accepted: 1 or null)'),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0, got 0"),
+        ({"stop_strings": [""]}, 'stop_strings must hold texts that are not empty, got [""]'),
         (
-            {"repetition_penalty": 1.1},
-            "repetition_penalty = 1.1 is not supported yet; remove it (accepted: 1.0 or null)",
+            {"stop_strings": 3},
+            "stop_strings: expected text or a list (each text), got 3; put text in quotes",
         ),
-        ({"json_schema": {}}, "json_schema = {} is not supported yet; remove it"),
-        ({"thinking": {"budget": 1}}, 'thinking = {"budget": 1} is not supported yet; remove it'),
+        ({"json_schema": {}}, "json_schema = {} is not supported; remove it"),
+        ({"thinking": {"budget": 1}}, 'thinking = {"budget": 1} is not supported; remove it'),
         ({"topk": 3}, "topk is not a known field (value 3); did you mean top_k?"),
+        (
+            {"max_tokens": 9},
+            "max_tokens is not a known field (value 9); did you mean max_new_tokens?",
+        ),
         ({"stop": "x"}, 'stop is not a known field (value "x"); did you mean stop_strings?'),
         ({"qqq": 1}, "qqq is not a known field (value 1)"),
         (
@@ -130,10 +135,6 @@ def test_no_message_names_a_place():
 
 def test_what_the_library_notes_for_itself_is_left_out():
     assert check_generation_fields({"_from_model_config": True}) == {}
-
-
-def test_the_range_of_seeds_is_that_of_the_engine():
-    assert MAX_SEED == ENGINE_MAX_SEED
 
 
 def test_every_refusal_of_a_long_value_is_short():

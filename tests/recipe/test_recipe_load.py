@@ -159,8 +159,8 @@ def test_a_wrong_type_names_place_value_and_expectation(refusal, text, message):
             "recipe.yaml:3: generation_config.top_p must be above 0 and at most 1, got 1.5",
         ),
         (
-            "generation_config:\n  stop_strings: ['\\n']\n",
-            'recipe.yaml:3: generation_config.stop_strings = ["\\\\n"] is not supported yet; '
+            "generation_config:\n  bad_words_ids: [[5]]\n",
+            "recipe.yaml:3: generation_config.bad_words_ids = [[5]] is not supported; "
             "remove it (accepted: [] or null)",
         ),
         (

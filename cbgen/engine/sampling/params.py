@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import Literal
 
+from cbgen.values import Range
+
 MAX_SEED = 2**63 - 1
-MAX_TEMPERATURE = 1e6
-"""Above, float32 scores are all alike; the bound keeps quotients finite."""
+RANGES = {
+    "temperature": Range(at_least=0, at_most=1_000_000),  # above, float32 scores are all alike
+    "top_k": Range(at_least=0),
+    "top_p": Range(above=0, at_most=1),
+    "min_p": Range(at_least=0, at_most=1),
+    "repetition_penalty": Range(above=0),
+    "seed": Range(at_least=0, at_most=MAX_SEED),
+    "max_new_tokens": Range(at_least=1),
+}
+"""Ranges of the parameters that are numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +54,12 @@ class SamplingParams:
     """Give the log-probability of each generated token: the model's, or after the filters."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= MAX_TEMPERATURE:
-            raise ValueError(
-                f"temperature must be between 0 and {MAX_TEMPERATURE:g}, got {self.temperature}"
-            )
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be at least 0 (0 = off), got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1 (1 = off), got {self.top_p}")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p must be between 0 (off) and 1, got {self.min_p}")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(
-                "repetition_penalty must be a finite number above 0 (1 = off), "
-                f"got {self.repetition_penalty}"
-            )
-        if not 0 <= self.seed <= MAX_SEED:
-            raise ValueError(f"seed must be between 0 and {MAX_SEED}, got {self.seed}")
+        for name, allowed in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise ValueError(f"{name} must be {allowed}, got {value}")
         if self.logprobs not in (None, "raw", "processed"):
             raise ValueError(f"logprobs must be None, 'raw' or 'processed', got {self.logprobs!r}")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if isinstance(self.stop_strings, str) or not all(
             isinstance(text, str) and text for text in self.stop_strings
         ):

@@ -1,7 +1,7 @@
 """Lines of OpenAI Batch and vLLM run-batch files: which records are such lines, what they ask for.
 
-A line holds `custom_id`, `method`, `url` and `body`. The fields of a body are in openai_fields.py,
-the lines of the answer in openai_responses.py.
+A line holds `custom_id`, `method`, `url` and `body`. The fields of a body are in body_fields.py,
+the lines of the answer in responses.py.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from cbgen.errors import RowError
-from cbgen.io.openai.fields import (
+from cbgen.io.openai.body_fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     BodyError,
+    BodyValues,
     Json,
-    read_fields,
-    settings_of,
-    show,
 )
 from cbgen.io.prompt_shapes import (
     Prompt,
@@ -30,6 +28,7 @@ from cbgen.io.prompt_shapes import (
     check_tools,
 )
 from cbgen.io.reader import Record
+from cbgen.values import show
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +40,6 @@ BATCH_LINE_FIELDS = ("custom_id", "method", "url", "body")
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 _FIELDS = {CHAT_URL: CHAT_FIELDS, COMPLETION_URL: COMPLETION_FIELDS}
-
-_BEST_TOKEN_ALONE = 1e-9
-"""A top_p below every probability; its neighbours' 0 means the same and is no top_p here."""
 
 
 def identify(record: Record, input_format: InputFormat) -> Record:
@@ -92,7 +88,8 @@ def read_batch_request(record: Record) -> Prompt:
             f"url {show(url)} is not supported; the supported ones are {' and '.join(_FIELDS)}",
             param="url",
         )
-    values, unknown = read_fields(_FIELDS[url], body)
+    values = _FIELDS[url].read(body, record.dialect)
+    unknown = values.unknown
     if unknown and record.dialect == "openai":
         raise BodyError(
             "unknown_parameter",
@@ -116,12 +113,12 @@ def _member(columns: Mapping[str, Any], name: str) -> Json:
 
 @lru_cache(maxsize=256)
 def _tell_ignored(name: str, url: str) -> None:
-    """Warn once of a field, as far as the cache reaches."""
+    """Warn of an unknown field, once for each of the last 256 names."""
     logger.warning("field %r is not one of %s and is ignored", name, url)
 
 
-def _chat(body: Mapping[str, Any], values: dict[str, Any]) -> Prompt:
-    messages = _required(body, "messages")
+def _chat(body: Mapping[str, Any], read: BodyValues) -> Prompt:
+    messages, values = _required(body, "messages"), read.own
     continues = values.get("continue_final_message", False)
     if continues and values.get("add_generation_prompt"):
         raise BodyError(
@@ -148,14 +145,14 @@ def _chat(body: Mapping[str, Any], values: dict[str, Any]) -> Prompt:
         kind="messages",
         messages=messages,
         tools=None if body.get("tool_choice") == "none" else tools,
-        generation_config=_settings(CHAT_FIELDS, values),
+        generation_config=read.settings,
         logprobs=values.get("logprobs"),
         rendering=rendering,
     )
 
 
-def _completion(body: Mapping[str, Any], values: dict[str, Any]) -> Prompt:
-    prompt = _required(body, "prompt")
+def _completion(body: Mapping[str, Any], read: BodyValues) -> Prompt:
+    prompt, values = _required(body, "prompt"), read.own
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
             raise BodyError(
@@ -168,13 +165,12 @@ def _completion(body: Mapping[str, Any], values: dict[str, Any]) -> Prompt:
     if values.get("echo"):
         _check_echo(prompt, values, wants_logprobs)
     rendering = Rendering(is_plain=True, **_token_options(values))
-    settings = _settings(COMPLETION_FIELDS, values)
     logprobs = True if wants_logprobs else None
     if isinstance(prompt, str):
         return Prompt(
             kind="text",
             text=prompt,
-            generation_config=settings,
+            generation_config=read.settings,
             logprobs=logprobs,
             rendering=rendering,
         )
@@ -186,7 +182,7 @@ def _completion(body: Mapping[str, Any], values: dict[str, Any]) -> Prompt:
     return Prompt(
         kind="token_ids",
         token_ids=token_ids,
-        generation_config=settings,
+        generation_config=read.settings,
         logprobs=logprobs,
         rendering=rendering,
     )
@@ -238,14 +234,3 @@ def _variables(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "enable_thinking": effort != "none",
         }
     return variables
-
-
-def _settings(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    settings = settings_of(fields, values)
-    if settings.get("top_k") == -1:
-        settings["top_k"] = 0  # both are written for "off"
-    if settings.get("top_p") == 0:
-        settings["top_p"] = _BEST_TOKEN_ALONE
-    if "seed" in settings:
-        settings["seed"] %= 2**63
-    return settings

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from cbgen.errors import RowError
 from cbgen.io.openai.bodies import Completion, openai_body, vllm_body
-from cbgen.io.openai.fields import BodyError, Json
+from cbgen.io.openai.body_fields import BodyError, Json
 from cbgen.io.openai.requests import CHAT_URL
 from cbgen.io.reader import Record
 from cbgen.io.rows import Answer
