@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and how each way to end becomes an exit code."""
+"""The command line: which commands there are, and which exit code each error becomes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cbgen.cli.schema import schema_command
 from cbgen.cli.stopping import sigterm_raises
 from cbgen.errors import CbgenError, UsageError
 
-_OBJECTS_BETWEEN_SEARCHES = 50_000
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 app = typer.Typer(name="cbgen", add_completion=False)
 app.command("run")(run_command)
@@ -59,15 +59,15 @@ def cbgen_command(
 def main() -> NoReturn:
     """Run the command line of this process and end it."""
     # Imports and models make half a million objects that stay. By default Python searches them for
-    # cycles so often that it takes a fifth of the time of the imports.
-    gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
+    # cycles so often that it takes a fifth of the import time.
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     fill_closed_descriptors()
     code = run_cli(sys.argv[1:])
-    for number in (signal.SIGINT, signal.SIGTERM):  # the code stands: nothing is left to interrupt
+    for number in (signal.SIGINT, signal.SIGTERM):  # the exit code is decided by now
         signal.signal(number, signal.SIG_IGN)
     if threading.active_count() > 1:
-        # A thread is still in a model's step or waits for rows of a pipe that nobody closes.
-        # Python's own way out would wait for the locks that it holds.
+        # A thread is still in a model's step, or waits for rows of a pipe that nobody closes.
+        # Python's normal exit would wait for the locks that the thread holds.
         os._exit(code)
     sys.exit(code)
 
@@ -76,22 +76,22 @@ def run_cli(arguments: Sequence[str]) -> int:
     """Run one command.
 
     Returns:
-        The exit code; what is wrong has been said on stderr.
+        The exit code; errors have been written to stderr.
     """
     console = Console()
     try:
         with sigterm_raises(), logs_on_console(console):
             code = app(list(arguments), prog_name="cbgen", standalone_mode=False, obj=console)
         sys.stdout.flush()
-    except BaseException as error:  # noqa: BLE001  the process's own boundary: all become a code
+    except BaseException as error:  # noqa: BLE001  every error becomes an exit code
         return _end(console, error)
     return int(code or ExitCode.OK)
 
 
 def _end(console: Console, error: BaseException) -> ExitCode:
-    """Say what ended the command and return its exit code."""
+    """Write what ended the command and return its exit code."""
     if isinstance(error, SystemExit) and error.__context__ is not None:
-        error = error.__context__  # Typer turns a closed stdout into this, in every mode
+        error = error.__context__  # Typer turns a closed stdout into this
     if isinstance(error, BrokenPipeError):
         discard(1)
         return ExitCode.OK

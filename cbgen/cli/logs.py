@@ -1,6 +1,6 @@
-"""Log records and Python warnings as single lines on the console, libraries' included.
+"""Log records and Python warnings as single lines on the console, those of libraries too.
 
-CBGEN_LOG=debug or info shows more of cbgen's own; libraries show warnings alone.
+CBGEN_LOG=debug or info shows more records of cbgen; of libraries only warnings are shown.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def logs_on_console(console: Console) -> Iterator[None]:
 
 
 def take_over_library_logs() -> None:
-    """Let records of libraries that write to stderr themselves go to the console instead."""
+    """Send the records of libraries to the console that have handlers of their own for stderr."""
     for logger in logging.root.manager.loggerDict.values():
         if not isinstance(logger, logging.Logger):
             continue

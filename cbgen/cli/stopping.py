@@ -48,7 +48,7 @@ class StopReason:
 
 
 class Stopper:
-    """Asks a job to end on SIGINT, SIGTERM or what else may stop it; entered in the main thread.
+    """Asks a job to end on SIGINT, SIGTERM or for the given reasons; entered in the main thread.
 
     Args:
         early_stop: passes the request on to the job.
@@ -76,7 +76,13 @@ class Stopper:
         if requeue_signal is not None:
             text = f"stopped by {requeue_signal.name}"
             self._signals[requeue_signal] = StopReason(ExitCode.STOPPED, text)
-        self._limit = None if time_limit is None else _TimeLimit(time_limit)
+        self._limit_at: float | None = None
+        """When the time limit lets no further row begin, in seconds of `time.monotonic()`."""
+        if time_limit is not None:
+            end = time.monotonic() - process_age() + time_limit
+            # Rows that still run are cancelled then; the rest of the time is for writing.
+            self._cancel_at = end - min(20.0, max(2.0, time_limit / 30))
+            self._limit_at = self._cancel_at - min(60.0, time_limit / 10)
         self._interrupted: float | None = None
         self._force_at: float | None = None
         self._has_raised = False
@@ -126,9 +132,7 @@ class Stopper:
 
     def _watch(self) -> None:
         while True:
-            wake_at = self._force_at
-            if wake_at is None and self._limit is not None:
-                wake_at = self._limit.begins
+            wake_at = self._limit_at if self._force_at is None else self._force_at
             timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
             ready, _, _ = select.select([self._read_end], (), (), timeout)
             if not ready:
@@ -142,6 +146,7 @@ class Stopper:
                 self._take(number)
 
     def _take(self, number: int) -> None:
+        """Ask the job to end on a signal; end the process on a later second one."""
         reason = self._signals.get(signal.Signals(number))
         if reason is None:
             return
@@ -155,11 +160,10 @@ class Stopper:
         self._ask(0.0)
 
     def _reach_limit(self) -> None:
-        assert self._limit is not None, "only a limit ends the wait without a reason"
         self.reason = self.reason or StopReason(ExitCode.STOPPED, "stopped by --time-limit")
         if self._previous:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
-        grace = max(0.0, self._limit.cancels - time.monotonic())
+        grace = max(0.0, self._cancel_at - time.monotonic())
         if self.early_stop.has_job and grace >= 1:
             self._tell(f"time limit: running rows have {grace:.0f} s to finish, no more are begun")
         self._ask(grace)
@@ -174,17 +178,6 @@ class Stopper:
         if os.isatty(2):
             os.write(2, _SHOW_CURSOR)  # past the console, whose lock may be held
         os._exit(self.reason.code)
-
-
-class _TimeLimit:
-    """The moments of a time limit, in seconds of `time.monotonic()`."""
-
-    def __init__(self, seconds: float) -> None:
-        end = time.monotonic() - process_age() + seconds
-        self.cancels = end - min(20.0, max(2.0, seconds / 30))
-        """When rows that still run are cancelled; the rest of the time is for writing."""
-        self.begins = self.cancels - min(60.0, seconds / 10)
-        """When no further row is admitted."""
 
 
 def process_age() -> float:
@@ -230,26 +223,22 @@ def parse_duration(text: str, option: str) -> float:
     Raises:
         UsageError: the text has another form, or is zero.
     """
-    text = text.strip()
-    seconds = 0
-    if units := _UNITS.fullmatch(text):
-        seconds = _in_seconds([int(part or 0) for part in units.groups()])
-    elif clock := _CLOCK.fullmatch(text):
-        days, *parts = clock.groups()
-        given = [int(part) for part in parts if part is not None]
+    parts = [0, 0, 0, 0]
+    if units := _UNITS.fullmatch(text.strip()):
+        parts = [int(part or 0) for part in units.groups()]
+    elif clock := _CLOCK.fullmatch(text.strip()):
+        first, *others = clock.groups()
+        given = [int(part) for part in others if part is not None]
         # After days the first number is hours; without them the last one is seconds.
-        aligned = [*given, 0, 0][:3] if days else [0, 0, *given][-3:]
-        seconds = _in_seconds([int(days or 0), *aligned])
-    if seconds <= 0:
-        raise UsageError(
-            f"{option} is {text!r}; expected a time such as 90s, 15m, 3h50m or 1-02:03:04"
-        )
-    return float(seconds)
-
-
-def _in_seconds(parts: list[int]) -> int:
+        aligned = [*given, 0, 0][:3] if first else [0, 0, *given][-3:]
+        parts = [int(first or 0), *aligned]
     days, hours, minutes, seconds = parts
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total == 0:
+        raise UsageError(
+            f"{option} is {text.strip()!r}; expected a time such as 90s, 15m, 3h50m or 1-02:03:04"
+        )
+    return float(total)
 
 
 @contextmanager
@@ -258,12 +247,12 @@ def sigterm_raises() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, _raise_terminated)
+
+    def raise_terminated(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    previous = signal.signal(signal.SIGTERM, raise_terminated)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    raise Terminated
