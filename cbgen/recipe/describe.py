@@ -7,6 +7,7 @@ docs/recipe.md, which `python -m cbgen.recipe.describe` writes to stdout.
 from __future__ import annotations
 
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -38,6 +39,7 @@ _SIMPLE_TYPES = {
 _STARTER_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _STARTER_LENGTH = 256
 _COMMENT_COLUMN = 40
+_PAGE_WIDTH = 100
 
 _INTRODUCTION = """\
 <!-- Made by `python -m cbgen.recipe.describe > docs/recipe.md`; change the field docs instead. -->
@@ -148,7 +150,7 @@ def _generation_tables() -> Iterator[str]:
     ]
     yield _table(("field", "accepted", "what it would ask for"), rows)
     names = ", ".join(f"`{item.name}`" for item in fields(Support.NO_EFFECT))
-    yield f"Accepted and without effect: {names}.\n"
+    yield textwrap.fill(f"Accepted and without effect: {names}.", _PAGE_WIDTH) + "\n"
 
 
 def _value_words(item: Field) -> str:
