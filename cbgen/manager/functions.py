@@ -23,14 +23,15 @@ from cbgen.generation.resolve import LogprobsMode
 from cbgen.manager.configs import (
     BatchingConfig,
     GivenGeneration,
+    check_fields,
     check_model,
     engine_setup,
+    generation_settings,
     setting,
 )
 from cbgen.manager.manager import ContinuousBatchingManager, kept_manager
 from cbgen.manager.outputs import EngineDied, RequestOutput
-from cbgen.manager.requests import RequestForm
-from cbgen.manager.settings import check_fields, generation_settings
+from cbgen.manager.requests import GivenRequest
 from cbgen.manager.token_inputs import TokenInputs, prompt_id_lists
 
 _SEED_BITS = 32
@@ -205,8 +206,13 @@ def generate_batch(  # noqa: PLR0913  as in transformers
         tokenizer=tokenizer,
         logprobs_mode=logprobs_mode,
     ) as manager:
-        form = RequestForm(record_timestamps=record_timestamps, fields=sampling)
-        return _answer(manager, [(None, prompt, form) for prompt in prompts], progress_bar)
+        given = [
+            GivenRequest(
+                prompt_ids=prompt_ids, record_timestamps=record_timestamps, fields=sampling
+            )
+            for prompt_ids in prompts
+        ]
+        return _answer(manager, given, progress_bar)
 
 
 def destroy_cached_continuous_batching_manager(model: PreTrainedModel) -> None:
@@ -231,10 +237,10 @@ def _hints(
 
 def _answer(
     manager: ContinuousBatchingManager,
-    requests: Sequence[tuple[str | None, list[int], RequestForm]],
+    given: Sequence[GivenRequest],
     progress_bar: bool,
 ) -> dict[str, RequestOutput]:
-    ids, answers = manager.answer(requests)
+    ids, answers = manager.answer(given)
     outputs: Iterable[RequestOutput] = answers
     if progress_bar:
         outputs = tqdm(outputs, total=len(ids), unit="request")

@@ -1,70 +1,206 @@
-"""A model on loan: evaluated and hooked while an engine runs it, else exactly as it was."""
+"""A model on loan to engines: in evaluation mode and hooked while they run it, else as it was.
+
+What the managers of one model have to agree on is here too: a pause holds all of them. Whoever
+pauses may change weights in place, so no engine may run the model meanwhile, also none that is just
+being built.
+"""
 
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
-from dataclasses import dataclass
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 from transformers import PreTrainedModel
 
+from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.attach import attached
+from cbgen.errors import EngineError
 
 
-@dataclass(slots=True)
-class _Evaluation:
-    """Modules that were in training mode when the first borrower came."""
+class SharedModel:
+    """Owns what the engines of one model share: its mode, and the pauses that hold them.
 
-    modules: list[torch.nn.Module]
-    num_users: int = 0
+    Thread-safe. Has no reference to the model, which it must not keep alive.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._loans: list[ModelLoan] = []  # of engines that run
+        self._held: list[ModelLoan] = []
+        self._num_starting = 0
+        self._pausing_threads: Counter[int] = Counter()
+        self._mode_lock = threading.Lock()
+        self._num_evaluating = 0
+        self._training_modules: list[torch.nn.Module] = []
+
+    def is_pausing(self) -> bool:
+        """Whether the calling thread holds a pause."""
+        return self._pausing_threads[threading.get_ident()] > 0
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Run the model to build an engine, and start it; no pause begins meanwhile.
+
+        Waits until no pause is held.
+
+        Raises:
+            RuntimeError: the calling thread holds one.
+        """
+        if self.is_pausing():
+            raise RuntimeError(
+                "a manager cannot start inside of a pause() of its model: it would wait for the "
+                "pause to end; leave the pause first"
+            )
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pausing_threads)
+            self._num_starting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_starting -= 1
+                self._changed.notify_all()
+
+    def add(self, loan: ModelLoan) -> None:
+        """Hold the engine of a loan in pauses from now on."""
+        with self._changed:
+            self._loans.append(loan)
+
+    def remove(self, loan: ModelLoan) -> None:
+        """Forget a loan, if it is known."""
+        with self._changed:
+            if loan in self._loans:
+                self._loans.remove(loan)
+
+    @contextmanager
+    def pause(self, loan: ModelLoan) -> Iterator[None]:
+        """Hold all engines of the model; several threads may do so at once.
+
+        Raises:
+            EngineError: the engine of `loan` has ended.
+        """
+        thread = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_starting)
+            if loan not in self._loans:
+                raise EngineError("the engine has ended")
+            if not self._pausing_threads:
+                self._hold_all(loan)
+            self._pausing_threads[thread] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pausing_threads[thread] -= 1
+                self._pausing_threads += Counter()  # drops those at 0
+                if not self._pausing_threads:
+                    self._release_all()
+                    self._changed.notify_all()
+
+    def _hold_all(self, wanted: ModelLoan) -> None:
+        try:
+            for loan in self._loans:
+                try:
+                    loan.hold()
+                except EngineError:
+                    if loan is wanted:
+                        raise
+                else:
+                    self._held.append(loan)
+        except BaseException:  # it has ended, or the caller was interrupted
+            self._release_all()
+            raise
+
+    def _release_all(self) -> None:
+        while self._held:
+            self._held.pop().release()
+
+    @contextmanager
+    def evaluating(self, model: PreTrainedModel) -> Iterator[None]:
+        """Keep the model in evaluation mode; after the last such block its mode is as it was."""
+        with self._mode_lock:
+            if self._num_evaluating == 0:
+                self._training_modules = [item for item in model.modules() if item.training]
+                for module in self._training_modules:
+                    module.training = False
+            self._num_evaluating += 1
+        try:
+            yield
+        finally:
+            with self._mode_lock:
+                self._num_evaluating -= 1
+                if self._num_evaluating == 0:
+                    for module in self._training_modules:
+                        module.training = True
+                    self._training_modules = []
 
 
 _lock = threading.Lock()
-_evaluations: dict[int, _Evaluation] = {}
+_shared_models: weakref.WeakKeyDictionary[PreTrainedModel, SharedModel]
+_shared_models = weakref.WeakKeyDictionary()
 
 
-class LentModel:
-    """One borrower of a model; several may borrow the same one. Starts without holding it."""
+def shared_model(model: PreTrainedModel) -> SharedModel:
+    """Return what the engines of a model share, the same object for the same model."""
+    with _lock:
+        return _shared_models.setdefault(model, SharedModel())
 
-    def __init__(self, model: PreTrainedModel) -> None:
+
+@contextmanager
+def borrowed(model: PreTrainedModel) -> Iterator[None]:
+    """Keep a model in evaluation mode, its attention routed through the hook."""
+    with shared_model(model).evaluating(model), attached(model):
+        yield
+
+
+class ModelLoan:
+    """The loan of a model to an engine that runs, from its start to its end but for pauses."""
+
+    def __init__(self, model: PreTrainedModel, loop: EngineLoop) -> None:
+        self.loop = loop
+        self.is_held = False
+        """Whether a pause holds the engine, so that it runs nothing."""
         self._model = model
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self._stack: ExitStack | None = None
 
     def take(self) -> None:
-        """Put the model into evaluation mode and route its attention through the hook."""
-        with self._changing, ExitStack() as stack:
+        """Borrow the model, unless it is borrowed already."""
+        with self._lock:
             if self._stack is None:
-                _evaluate(self._model)
-                stack.callback(_stop_evaluating, self._model)
-                stack.enter_context(attached(self._model))
-                self._stack = stack.pop_all()
+                stack = ExitStack()
+                stack.enter_context(borrowed(self._model))
+                self._stack = stack
 
     def give_back(self) -> None:
         """Leave the model as it was before `take`; doing it again changes nothing."""
-        with self._changing:
+        with self._lock:
             stack, self._stack = self._stack, None
             if stack is not None:
                 stack.close()
 
+    def hold(self) -> None:
+        """Return once the engine runs no step and the model is given back; `release` ends this.
 
-def _evaluate(model: PreTrainedModel) -> None:
-    with _lock:
-        evaluation = _evaluations.get(id(model))
-        if evaluation is None:
-            training = [module for module in model.modules() if module.training]
-            evaluation = _evaluations[id(model)] = _Evaluation(training)
-            for module in training:
-                module.training = False
-        evaluation.num_users += 1
+        Raises:
+            EngineError: the engine has ended; the model is given back all the same.
+        """
+        try:
+            self.loop.pause()
+        except EngineError:
+            self.give_back()
+            raise
+        self.give_back()
+        self.is_held = True
 
-
-def _stop_evaluating(model: PreTrainedModel) -> None:
-    with _lock:
-        evaluation = _evaluations[id(model)]
-        evaluation.num_users -= 1
-        if evaluation.num_users == 0:
-            del _evaluations[id(model)]
-            for module in evaluation.modules:
-                module.training = True
+    def release(self) -> None:
+        """Take back `hold`."""
+        self.is_held = False
+        self.take()
+        self.loop.resume()
+        if self.loop.has_ended:  # it died while it was held
+            self.give_back()

@@ -1,4 +1,4 @@
-"""What callers get of a request: all of it so far as a view, and what is new.
+"""What callers get of a request: its outputs, or an error where no engine is there to answer it.
 
 Each output of a stream holds a length, not a copy: an answer of n tokens costs n small objects, and
 its text is decoded on the thread of whoever reads it, once.
@@ -9,11 +9,31 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.text.detokenizer import Decoder, IncrementalDetokenizer
 from cbgen.errors import EngineError, UsageError
+
+_FIELDS = tuple(item.name for item in fields(GenerationOutput))
+_COPIED_FIELDS = tuple(name for name in _FIELDS if name not in ("generated_tokens", "logprobs"))
+
+
+class ManagerStopped(EngineError, RuntimeError):
+    """The manager takes no requests: it was stopped, or has been destroyed."""
+
+
+class EngineDied(EngineError, RuntimeError):
+    """The engine failed while requests were waiting for it; the cause is attached.
+
+    Attributes:
+        outputs: requests that had been answered and not been fetched before, by id.
+    """
+
+    def __init__(self, message: str, outputs: Mapping[str, RequestOutput] | None = None) -> None:
+        super().__init__(message)
+        self.outputs: dict[str, RequestOutput] = dict(outputs or {})
 
 
 class StreamText:
@@ -48,21 +68,6 @@ class StreamText:
             return self._pieces[number]
 
 
-class FixedText:
-    """The text of one output on its own, as it is after a pickle or a copy."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def cut(self, end: int, *, is_last: bool) -> int:
-        """Return the number of the only piece."""
-        return 0
-
-    def piece(self, number: int) -> str:
-        """Return the text."""
-        return self._text
-
-
 class RequestOutput(GenerationOutput):
     """A request as it stood after one step: all tokens so far, and those that are new.
 
@@ -70,60 +75,46 @@ class RequestOutput(GenerationOutput):
     read, so an output that nobody reads in full costs nothing.
     """
 
-    __slots__ = ("_end", "_piece", "_progress", "_start")
+    __slots__ = ("_end", "_piece", "_start", "_text", "_tracked")
 
-    def __init__(self, output: GenerationOutput, progress: Progress, start: int, end: int) -> None:
-        self._progress = progress
+    def __init__(
+        self, output: GenerationOutput, tracked: TrackedRequest, start: int, end: int
+    ) -> None:
+        for name in _COPIED_FIELDS:
+            setattr(self, name, getattr(output, name))
+        self._tracked = tracked
         self._start = start
         self._end = end
+        self._text: str | None = None  # where it is known already
         self._piece = -1
-        if progress.text is not None:
-            self._piece = progress.text.cut(end, is_last=output.is_finished())
-        self.request_id = output.request_id
-        self.prompt_ids = output.prompt_ids
-        self.status = output.status
-        self.finish_reason = output.finish_reason
-        self.error = output.error
-        self.error_code = output.error_code
-        self.created_time = output.created_time
-        self.lifespan = output.lifespan
+        if tracked.text is not None:
+            self._piece = tracked.text.cut(end, is_last=output.is_finished())
 
     def __reduce__(self) -> tuple[Callable[..., RequestOutput], tuple[object, ...]]:
-        text = None if self._progress.text is None else self.text_delta
-        own = GenerationOutput(
-            request_id=self.request_id,
-            prompt_ids=self.prompt_ids,
-            generated_tokens=self.generated_tokens,
-            logprobs=self.logprobs,
-            status=self.status,
-            finish_reason=self.finish_reason,
-            error=self.error,
-            error_code=self.error_code,
-            created_time=self.created_time,
-            lifespan=self.lifespan,
-        )
-        return (_restore, (own, self.timestamps, self._start, text))
+        text = self._text if self._tracked.text is None else self.text_delta
+        copied = GenerationOutput(**{name: getattr(self, name) for name in _FIELDS})
+        return (_restore, (copied, self.timestamps, self._start, text))
 
     @property
     def generated_tokens(self) -> list[int]:  # type: ignore[override]  # a view in place of a field
         """All tokens so far."""
-        return self._progress.request.generated_tokens[: self._end]
+        return self._tracked.request.generated_tokens[: self._end]
 
     @property
     def logprobs(self) -> list[float]:  # type: ignore[override]
         """Their log-probabilities, if asked for."""
-        return self._progress.request.logprobs[: self._end]
+        return self._tracked.request.logprobs[: self._end]
 
     @property
     def timestamps(self) -> list[float] | None:
         """When each of them was there, in seconds of `time.perf_counter()`, if asked for."""
-        times = self._progress.timestamps
+        times = self._tracked.timestamps
         return None if times is None else times[: self._end]
 
     @property
     def new_tokens(self) -> list[int]:
         """The tokens that the output before this one did not have."""
-        return self._progress.request.generated_tokens[self._start : self._end]
+        return self._tracked.request.generated_tokens[self._start : self._end]
 
     @property
     def text_delta(self) -> str:
@@ -132,53 +123,46 @@ class RequestOutput(GenerationOutput):
         Raises:
             UsageError: the manager has no tokenizer.
         """
-        if self._progress.text is None:
+        if self._text is not None:
+            return self._text
+        if self._tracked.text is None:
             raise UsageError(
                 "text_delta needs a tokenizer; give it to the manager as tokenizer=..., or decode "
                 "generated_tokens yourself"
             )
-        return self._progress.text.piece(self._piece)
+        return self._tracked.text.piece(self._piece)
 
 
-class ManagerStopped(EngineError, RuntimeError):
-    """The manager takes no requests: it was stopped, or has been destroyed."""
-
-
-class EngineDied(EngineError, RuntimeError):
-    """The engine failed while requests were waiting for it; the cause is attached.
+class TrackedRequest:
+    """A request, and how much of it its outputs have shown; the engine's thread makes them.
 
     Attributes:
-        outputs: requests that had been answered and not been fetched before, by id.
-    """
-
-    def __init__(self, message: str, outputs: Mapping[str, RequestOutput] | None = None) -> None:
-        super().__init__(message)
-        self.outputs: dict[str, RequestOutput] = dict(outputs or {})
-
-
-class Progress:
-    """Follows one request and makes its outputs, on the engine's thread once it runs.
+        request: the request.
+        timestamps: when each of its tokens was there; None if that is not noted.
+        text: the text of its outputs, None without a tokenizer.
+        is_cancelled: whether a caller has cancelled it.
 
     Args:
         request: the request.
         is_streaming: make an output after each step that gave tokens, not only at the end.
         has_timestamps: note when each token came.
-        text: the text of the stream, None without a tokenizer.
+        text: see above.
     """
 
     def __init__(
         self,
         request: Request,
         *,
-        is_streaming: bool,
-        has_timestamps: bool,
-        text: StreamText | FixedText | None = None,
+        is_streaming: bool = False,
+        has_timestamps: bool = False,
+        text: StreamText | None = None,
     ) -> None:
         self.request = request
         self.timestamps: list[float] | None = [] if has_timestamps else None
         self.text = text
+        self.is_cancelled = False
         self._is_streaming = is_streaming
-        self._num_sent = 0
+        self._num_shown = 0
 
     @property
     def has_steps(self) -> bool:
@@ -186,21 +170,20 @@ class Progress:
         return self._is_streaming or self.timestamps is not None
 
     def advance(self) -> RequestOutput | None:
-        """Return what a step added, None if it added nothing or the request streams nothing."""
+        """Return what a step added, None if it added nothing or the request does not stream."""
         self._note_time()
         end = len(self.request.generated_tokens)
-        if not self._is_streaming or end == self._num_sent or self.request.is_finished:
+        if not self._is_streaming or end == self._num_shown or self.request.is_finished:
             return None
         return self._output(self.request.output(), end)
 
-    def finish(self, output: GenerationOutput | None = None) -> RequestOutput:
-        """Return the final output: that of the engine, None for a request that it did not have."""
-        output = self.request.output() if output is None else output
+    def finish(self, output: GenerationOutput) -> RequestOutput:
+        """Return the final output as callers get it."""
         self._note_time()
         return self._output(output, len(self.request.generated_tokens))
 
     def _output(self, output: GenerationOutput, end: int) -> RequestOutput:
-        start, self._num_sent = self._num_sent, end
+        start, self._num_shown = self._num_shown, end
         return RequestOutput(output, self, start, end)
 
     def _note_time(self) -> None:
@@ -211,17 +194,14 @@ class Progress:
 
 
 def _restore(
-    output: GenerationOutput, timestamps: list[float] | None, start: int, text: str | None
+    copied: GenerationOutput, timestamps: list[float] | None, start: int, text: str | None
 ) -> RequestOutput:
-    """Make an output that stands on its own."""
-    request = Request(output.request_id, output.prompt_ids, SamplingParams())
-    request.generated_tokens = output.generated_tokens
-    request.logprobs = output.logprobs
-    progress = Progress(
-        request,
-        is_streaming=False,
-        has_timestamps=False,
-        text=None if text is None else FixedText(text),
-    )
-    progress.timestamps = timestamps
-    return RequestOutput(output, progress, start, len(output.generated_tokens))
+    """Make an output that stands on its own, out of a pickle or a copy."""
+    request = Request(copied.request_id, copied.prompt_ids, SamplingParams())
+    request.generated_tokens = copied.generated_tokens
+    request.logprobs = copied.logprobs
+    tracked = TrackedRequest(request)
+    tracked.timestamps = timestamps
+    restored = RequestOutput(copied, tracked, start, len(copied.generated_tokens))
+    restored._text = text
+    return restored

@@ -2,50 +2,53 @@
 
 An output goes to the first of these that there is: everybody who follows its request, one caller
 who waits for that id, one caller who waits for any; else it is kept until somebody asks. Nobody
-polls: each waiting caller has a mailbox of its own.
+polls: each waiting caller has a queue of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from queue import Empty
-from typing import NamedTuple
 
-from cbgen.engine.request import FinishReason, RequestStatus
+from cbgen.engine.request import FinishReason, GenerationOutput, Request, RequestStatus
 from cbgen.errors import EngineError
-from cbgen.manager.kept import KeptOutputs
-from cbgen.manager.leaving import LeavingLock
-from cbgen.manager.mail import Closed, Mail, Mailbox, MailboxGone
-from cbgen.manager.outputs import EngineDied, Progress, RequestOutput
-from cbgen.manager.unanswered import UnansweredRequests
-from cbgen.manager.waiters import Waiter, Waiters, WouldWait
+from cbgen.manager.outputs import EngineDied, RequestOutput, TrackedRequest
+from cbgen.manager.receivers import (
+    Closed,
+    FollowerQueue,
+    Item,
+    OutputQueue,
+    Receiver,
+    ReceiverGone,
+)
 
+HARD_STOP_CODE = "hard_stop"
 FAILED_CODE = "engine_error"
-
-Unread = Callable[[], Iterable[RequestOutput]]
-"""Takes what nobody has read out of a mailbox."""
-
-
-class _Leaver(NamedTuple):
-    """A follower that has gone away."""
-
-    request_ids: tuple[str, ...]
-    mailbox: Mailbox
-    unread: Unread
+WAITS_IN_A_PAUSE = (
+    "outputs cannot be waited for inside of a pause() of the model, in which no request goes on; "
+    "leave the pause first, or give get_result() a timeout"
+)
+_NUM_REMEMBERED = 10_000
 
 
 class OutputRouter:
-    """Owns the outputs that nobody has fetched yet, and knows who waits.
+    """Owns the outputs that nobody has fetched yet, and knows who waits for what.
 
     All methods are thread-safe; what the engine's thread calls never blocks.
     """
 
     def __init__(self) -> None:
-        self._lock = LeavingLock[_Leaver](self._settle)
-        self._unanswered = UnansweredRequests()
-        self._kept = KeptOutputs()
-        self._waiters = Waiters()
-        self._followers: dict[str, list[Mailbox]] = {}
+        self._lock = DeferringLock()
+        self._unanswered: dict[str, TrackedRequest] = {}
+        self._advancing: dict[str, TrackedRequest] = {}  # those of them to look at after each step
+        self._samples: dict[str, set[str]] = {}  # unanswered ones, of requests that have several
+        self._answered: dict[str, None] = {}  # the last ids; all would take memory without end
+        self._unfetched = _UnfetchedOutputs()
+        self._waiters = _Waiters()
+        self._followers: dict[str, list[Receiver]] = {}
         self._closed: Closed | None = None
         self._is_new = True  # followers may come before the first start
         self._has_begun = False
@@ -57,51 +60,85 @@ class OutputRouter:
         with self._lock:
             self._closed = None
             self._is_new = self.is_failure_told = False
-            self._has_begun = bool(self._unanswered or self._kept)
+            self._has_begun = bool(self._unanswered or self._unfetched)
 
-    def expect(self, samples: Sequence[Progress], follower: Mailbox | None = None) -> bool:
+    def expect(self, samples: Sequence[TrackedRequest], follower: Receiver | None = None) -> bool:
         """Note a request that will be answered; False if an unanswered one has its id.
 
         Args:
             samples: the request, and behind it further samples of it.
             follower: is sent all of their outputs.
         """
+        ids = [sample.request.request_id for sample in samples]
         with self._lock:
-            is_new = self._unanswered.add(samples)
-            self._has_begun |= is_new
-            if is_new and follower is not None:
-                for sample in samples:
-                    self._followers.setdefault(sample.request.request_id, []).append(follower)
-            return is_new
+            # The first sample may have ended while others have not.
+            if ids[0] in self._samples or any(name in self._unanswered for name in ids):
+                return False
+            self._has_begun = True
+            for name, sample in zip(ids, samples, strict=True):
+                self._unanswered[name] = sample
+                self._answered.pop(name, None)
+                if sample.has_steps:
+                    self._advancing[name] = sample
+                if follower is not None:
+                    self._followers.setdefault(name, []).append(follower)
+            if len(ids) > 1:
+                self._samples[ids[0]] = set(ids)
+            return True
 
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """Take back `expect`: the request did not reach the engine."""
+    def forget(self, requests: Sequence[Request]) -> None:
+        """Take back `expect`: the requests did not reach the engine."""
         with self._lock:
-            for request_id in request_ids:
-                self._unanswered.remove(request_id)
+            for request in requests:
+                self._remove(request.request_id)
             self._end_iterations()
 
     def is_known(self, request_id: str) -> bool:
         """Whether a request of that id is under way, or has outputs that nobody has fetched."""
         with self._lock:
-            return request_id in self._unanswered or request_id in self._kept
+            return request_id in self._unanswered or request_id in self._unfetched
 
     def cancel(self, request_id: str) -> list[str]:
-        """Note that a request is cancelled; return its unanswered samples."""
+        """Note that a request is cancelled; return the ids of its unanswered samples."""
         with self._lock:
-            return self._unanswered.cancel(request_id)
+            samples = {request_id, *self._samples.get(request_id, ())}
+            found = [name for name in samples if name in self._unanswered]
+            for name in found:
+                self._unanswered[name].is_cancelled = True
+            return found
 
-    def was_cancelled(self, request_id: str) -> bool:
-        """Whether an unanswered request was cancelled."""
-        return self._unanswered.is_cancelled(request_id)
+    def advance(self) -> None:
+        """Deliver what a step has added to requests that stream."""
+        if not self._advancing:
+            return
+        # A list: other threads add to it.
+        advanced = [tracked.advance() for tracked in list(self._advancing.values())]
+        with self._lock:
+            for output in advanced:
+                if output is not None:
+                    self._deliver(output)
 
-    def put(self, outputs: Sequence[RequestOutput]) -> None:
-        """Deliver outputs."""
+    def put(self, outputs: Sequence[GenerationOutput], *, is_hard_stop: bool = False) -> None:
+        """Deliver the final outputs of requests.
+
+        Args:
+            outputs: of requests that are expected.
+            is_hard_stop: those that were cancelled, and not by a caller, were stopped and failed.
+        """
         with self._lock:
             for output in outputs:
-                if output.is_finished():
-                    self._unanswered.answer(output.request_id)
-                self._deliver(output)
+                request_id = output.request_id
+                tracked = self._unanswered[request_id]
+                self._remove(request_id)
+                self._remember(request_id)
+                was_cut_short = output.status is RequestStatus.CANCELLED and is_hard_stop
+                if was_cut_short and not tracked.is_cancelled:
+                    _fail(
+                        output,
+                        HARD_STOP_CODE,
+                        "the manager was stopped with hard_stop before the request was finished",
+                    )
+                self._deliver(tracked.finish(output))
             self._end_iterations()
 
     def put_apart(self, output: RequestOutput) -> None:
@@ -112,18 +149,21 @@ class OutputRouter:
             self._end_iterations()
 
     def close(self, failure: EngineError | None = None) -> None:
-        """Tell everybody that no more outputs will come; what is kept can still be fetched."""
+        """Tell everybody that no more outputs will come; what is there can still be fetched."""
         with self._lock:
             self._closed = Closed(failure)
             self._waiters.end_all(self._closed)
-            for request_id, mailboxes in list(self._followers.items()):
-                progress = self._unanswered.get(request_id)
-                output = _failed(progress, failure) if progress and failure else None
-                for mailbox in mailboxes:
-                    self.is_failure_told |= _put(mailbox, Closed(failure, output))
+            for request_id, receivers in self._followers.items():
+                tracked = self._unanswered.get(request_id)
+                output = None
+                if tracked is not None and failure is not None:
+                    failed = _fail(tracked.request.output(), FAILED_CODE, str(failure))
+                    output = tracked.finish(failed)
+                for receiver in receivers:
+                    self.is_failure_told |= _put(receiver, Closed(failure, output))
             self._followers.clear()
             for request_id in list(self._unanswered):
-                self._unanswered.remove(request_id)
+                self._remove(request_id)
 
     def take(
         self,
@@ -146,45 +186,42 @@ class OutputRouter:
 
         Raises:
             EngineDied: the engine has failed and nothing is left to fetch.
-            WouldWait: it may not.
+            RuntimeError: it would have to wait and may not.
         """
+        waiter = None
         with self._lock:
-            kept = self._kept.take(request_id)
-            if kept is not None:
-                return kept
-            if self._closed is not None:
-                self._raise_failure(self._closed)
-                return None
-            if self._is_new or (ends_when_answered and self._is_all_answered()):
-                return None
-            if not may_wait:
-                raise WouldWait
-            waiter = Waiter(request_id, ends_when_answered)
-            self._waiters.add(waiter)
-        item: Mail | None
-        try:
-            item = waiter.mailbox.get(timeout=timeout)
-        except Empty:
-            item = self._leave(waiter)
-        except BaseException:  # interrupted: what was handed over must not be lost
-            late = self._leave(waiter)
-            if isinstance(late, RequestOutput):
-                self.give_back([late])
-            raise
+            item = self._unfetched.take(request_id) or self._closed
+            if item is None:
+                if self._is_new or (ends_when_answered and self._is_all_answered()):
+                    return None
+                if not may_wait:
+                    raise RuntimeError(WAITS_IN_A_PAUSE)
+                waiter = _Waiter(request_id, ends_when_answered)
+                self._waiters.add(waiter)
+        if waiter is not None:
+            item = self._wait(waiter, timeout)
+        return None if item is None else self.output_of(item)
+
+    def output_of(self, item: Item) -> RequestOutput | None:
+        """Return the output that was received; None if no more will come.
+
+        Raises:
+            EngineDied: no more will come because the engine has failed.
+        """
         if not isinstance(item, Closed):
             return item
-        with self._lock:
-            self._raise_failure(item)
+        if item.failure is not None:
+            raise self.death(item.failure)
         return None
 
     def follow(
-        self, request_ids: Iterable[str], mailbox: Mailbox, *, also_later: bool = False
+        self, request_ids: Iterable[str], receiver: Receiver, *, also_later: bool = False
     ) -> set[str]:
-        """Send all outputs of some requests to a mailbox from now on, kept ones included.
+        """Send all outputs of some requests to a receiver from now on, those at hand included.
 
         Args:
             request_ids: may be those of requests to come.
-            mailbox: takes them.
+            receiver: takes them.
             also_later: an id that was answered may be used again, and that request is meant.
 
         Returns:
@@ -193,74 +230,86 @@ class OutputRouter:
         gone = set()
         with self._lock:
             for request_id in request_ids:
-                while (kept := self._kept.take(request_id)) is not None:
-                    mailbox.put(kept)
-                    if kept.is_finished():
+                while (output := self._unfetched.take(request_id)) is not None:
+                    receiver.put(output)
+                    if output.is_finished():
                         break
                 else:
                     if self._closed is not None:
-                        mailbox.put(self._closed)
-                    elif self._unanswered.was_answered(request_id) and not also_later:
+                        receiver.put(self._closed)
+                    elif request_id in self._answered and not also_later:
                         gone.add(request_id)
                     else:
-                        self._followers.setdefault(request_id, []).append(mailbox)
+                        self._followers.setdefault(request_id, []).append(receiver)
         return gone
 
-    def unfollow(self, request_ids: Iterable[str], mailbox: Mailbox, unread: Unread) -> None:
-        """Send nothing more to a mailbox, and deliver again what nobody has read in it.
+    def unfollow(self, request_ids: Iterable[str], queue: FollowerQueue) -> None:
+        """Send nothing more to a queue, and deliver again what nobody has read in it.
 
         Never waits: the garbage collector may call this.
         """
-        self._lock.leave(_Leaver(tuple(request_ids), mailbox, unread))
-
-    def give_back(self, outputs: Iterable[RequestOutput]) -> None:
-        """Deliver outputs again that a caller was handed and did not read."""
-        with self._lock:
-            for output in outputs:
-                self._deliver(output)
+        self._lock.call(partial(self._unfollow, tuple(request_ids), queue))
 
     def lose(self, failure: EngineError) -> None:
         """Close without telling anybody: those who waited are in the process that was forked.
 
         The lock may be held by a thread that does not exist here.
         """
-        self._lock = LeavingLock[_Leaver](self._settle)
-        self._waiters = Waiters()
+        self._lock = DeferringLock()
+        self._waiters = _Waiters()
         self._followers.clear()
         self._closed = Closed(failure)
 
     def death(self, failure: EngineError) -> EngineDied:
         """Return an exception for one caller who learns of a failure."""
         with self._lock:
-            return self._death(failure)
+            self.is_failure_told = True
+            finished = self._unfetched.finished()
+        # Each caller gets its own: one object raised by many threads would mix up their tracebacks.
+        died = EngineDied(str(failure), finished)
+        died.__cause__ = failure.__cause__ or failure
+        return died
 
-    def _settle(self, leaver: _Leaver) -> None:
-        for request_id in leaver.request_ids:
-            boxes = [b for b in self._followers.pop(request_id, ()) if b is not leaver.mailbox]
-            if boxes:
-                self._followers[request_id] = boxes
-        for output in leaver.unread():
+    def _remove(self, request_id: str) -> None:
+        """Forget an unanswered request, if it is known; the lock is held."""
+        tracked = self._unanswered.pop(request_id, None)
+        if tracked is None:
+            return
+        self._advancing.pop(request_id, None)
+        parent_id = tracked.request.parent_id
+        first = request_id if parent_id is None else parent_id
+        if first in self._samples:
+            self._samples[first].discard(request_id)
+            if not self._samples[first]:
+                del self._samples[first]
+
+    def _remember(self, request_id: str) -> None:
+        self._answered[request_id] = None
+        if len(self._answered) > _NUM_REMEMBERED:
+            del self._answered[next(iter(self._answered))]
+
+    def _unfollow(self, request_ids: tuple[str, ...], queue: FollowerQueue) -> None:
+        for request_id in request_ids:
+            others = [item for item in self._followers.pop(request_id, ()) if item is not queue]
+            if others:
+                self._followers[request_id] = others
+        for output in queue.unread():
             self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
         """Hand an output over; the lock is held."""
         request_id = output.request_id
-        mailboxes = self._followers.get(request_id)
-        if mailboxes is not None:
-            if output.is_finished():
-                del self._followers[request_id]
-            reached = [mailbox for mailbox in mailboxes if _put(mailbox, output)]
-            if reached:
-                if request_id in self._followers:
-                    self._followers[request_id] = reached
-                return
-            self._followers.pop(request_id, None)
-        if not self._waiters.serve(request_id, output):
+        receivers = self._followers.pop(request_id, ())
+        reached = [receiver for receiver in receivers if _put(receiver, output)]
+        if reached:
+            if not output.is_finished():
+                self._followers[request_id] = reached
+        elif not self._waiters.serve(request_id, output):
             self._deliver_to_anybody(output)
 
     def _deliver_to_anybody(self, output: RequestOutput, *, is_apart: bool = False) -> None:
         if not self._waiters.serve(None, output):
-            self._kept.add(output, has_id=not is_apart)
+            self._unfetched.add(output, has_id=not is_apart)
 
     def _is_all_answered(self) -> bool:
         return self._has_begun and not self._unanswered
@@ -269,41 +318,179 @@ class OutputRouter:
         if self._is_all_answered():
             self._waiters.end_answered(Closed())
 
-    def _leave(self, waiter: Waiter) -> Mail | None:
+    def _wait(self, waiter: _Waiter, timeout: float | None) -> Item | None:
+        try:
+            return waiter.queue.get(timeout=timeout)
+        except Empty:
+            return self._leave(waiter)
+        except BaseException:  # interrupted: what was handed over must not be lost
+            late = self._leave(waiter)
+            if isinstance(late, RequestOutput):
+                with self._lock:
+                    self._deliver(late)
+            raise
+
+    def _leave(self, waiter: _Waiter) -> Item | None:
         """Stop waiting; return what arrived in the very last moment."""
         with self._lock:
             self._waiters.remove(waiter)
-        return waiter.arrived()
-
-    def _raise_failure(self, closed: Closed) -> None:
-        if closed.failure is not None:
-            raise self._death(closed.failure)
-
-    def _death(self, failure: EngineError) -> EngineDied:
-        self.is_failure_told = True
-        return _died(failure, self._kept.finished())
+        try:
+            return waiter.queue.get_nowait()
+        except Empty:
+            return None
 
 
-def _failed(progress: Progress, failure: EngineError) -> RequestOutput:
-    """Return a request as it stood when the engine died."""
-    output = progress.request.output()
-    output.status = RequestStatus.FAILED
-    output.finish_reason = FinishReason.ERROR
-    output.error = str(failure)
-    output.error_code = FAILED_CODE
-    return progress.finish(output)
+class DeferringLock:
+    """A lock for which the garbage collector never waits; not reentrant.
+
+    An abandoned stream is closed by the garbage collector, which runs on any thread at any moment,
+    also while that thread holds the lock. What it wants done is done by whoever holds the lock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._deferred: deque[Callable[[], None]] = deque()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._call_deferred()
+
+    def __exit__(self, *_exception: object) -> None:
+        self._lock.release()
+        self._call_if_free()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function with the lock held: now if nobody holds it, else once it is free."""
+        self._deferred.append(function)
+        self._call_if_free()
+
+    def _call_if_free(self) -> None:
+        while self._deferred and self._lock.acquire(blocking=False):
+            try:
+                self._call_deferred()
+            finally:
+                self._lock.release()
+
+    def _call_deferred(self) -> None:
+        while self._deferred:
+            self._deferred.popleft()()
 
 
-def _put(mailbox: Mailbox, item: Mail) -> bool:
+class _UnfetchedOutputs:
+    """Outputs that nobody has fetched yet, in their order, also found by their request's id.
+
+    Not thread-safe: the router's lock guards it.
+    """
+
+    def __init__(self) -> None:
+        self._outputs: OrderedDict[int, RequestOutput] = OrderedDict()  # by number
+        self._numbers: dict[str, deque[int]] = {}  # by request id, oldest first
+        self._num_added = 0
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._numbers
+
+    def add(self, output: RequestOutput, *, has_id: bool) -> None:
+        """Keep an output; without `has_id` it is not found by its request's id."""
+        self._num_added += 1
+        self._outputs[self._num_added] = output
+        if has_id:
+            self._numbers.setdefault(output.request_id, deque()).append(self._num_added)
+
+    def take(self, request_id: str | None) -> RequestOutput | None:
+        """Remove and return the oldest output, of a request or of any; None if there is none."""
+        if request_id is None:
+            if not self._outputs:
+                return None
+            number, output = self._outputs.popitem(last=False)
+        else:
+            if request_id not in self._numbers:
+                return None
+            number = self._numbers[request_id][0]
+            output = self._outputs.pop(number)
+        numbers = self._numbers.get(output.request_id)
+        if numbers is not None and numbers[0] == number:
+            numbers.popleft()
+            if not numbers:
+                del self._numbers[output.request_id]
+        return output
+
+    def finished(self) -> dict[str, RequestOutput]:
+        """Return the final ones among them by request id; they stay."""
+        return {out.request_id: out for out in self._outputs.values() if out.is_finished()}
+
+
+class _Waiter:
+    """A caller who waits for one output, of a request or of any (None)."""
+
+    def __init__(self, request_id: str | None, ends_when_answered: bool) -> None:
+        self.request_id = request_id
+        self.ends_when_answered = ends_when_answered
+        self.queue = OutputQueue()
+
+
+class _Waiters:
+    """Callers who wait for one output each, in the order in which they came.
+
+    Not thread-safe: the router's lock guards it.
+    """
+
+    def __init__(self) -> None:
+        self._waiters: dict[str | None, dict[_Waiter, None]] = {}  # by request
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiters.values()))
+
+    def add(self, waiter: _Waiter) -> None:
+        """Let somebody wait."""
+        self._waiters.setdefault(waiter.request_id, {})[waiter] = None
+
+    def remove(self, waiter: _Waiter) -> None:
+        """Let somebody go who may still wait."""
+        waiters = self._waiters.get(waiter.request_id, {})
+        waiters.pop(waiter, None)
+        if not waiters:
+            self._waiters.pop(waiter.request_id, None)
+
+    def serve(self, request_id: str | None, output: RequestOutput) -> bool:
+        """Hand an output to the first who waits for a request, or for any; False if nobody does."""
+        for waiter in self._waiters.get(request_id, ()):
+            self._end(waiter, output)
+            return True
+        return False
+
+    def end_all(self, closed: Closed) -> None:
+        """Tell everybody that nothing more comes, and let them go."""
+        for waiters in list(self._waiters.values()):
+            for waiter in list(waiters):
+                self._end(waiter, closed)
+
+    def end_answered(self, closed: Closed) -> None:
+        """The same for those who wait no longer than there are unanswered requests."""
+        for waiter in list(self._waiters.get(None, ())):
+            if waiter.ends_when_answered:
+                self._end(waiter, closed)
+
+    def _end(self, waiter: _Waiter, item: Item) -> None:
+        self.remove(waiter)
+        waiter.queue.put(item)
+
+
+def _put(receiver: Receiver, item: Item) -> bool:
     try:
-        mailbox.put(item)
-    except MailboxGone:
+        receiver.put(item)
+    except ReceiverGone:
         return False
     return True
 
 
-def _died(failure: EngineError, finished: Mapping[str, RequestOutput]) -> EngineDied:
-    # Each caller gets its own: one object raised by many threads would mix up their tracebacks.
-    died = EngineDied(str(failure), finished)
-    died.__cause__ = failure.__cause__ or failure
-    return died
+def _fail(output: GenerationOutput, code: str, message: str) -> GenerationOutput:
+    """Turn an output into that of a request that has failed."""
+    output.status = RequestStatus.FAILED
+    output.finish_reason = FinishReason.ERROR
+    output.error_code = code
+    output.error = message
+    return output

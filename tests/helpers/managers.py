@@ -11,7 +11,7 @@ import cbgen
 from cbgen.engine.build import BuiltEngine
 from cbgen.engine.request import GenerationOutput
 from cbgen.errors import EngineError
-from cbgen.manager import lifecycle
+from cbgen.manager import background_engine
 from tests.helpers.models import VOCAB_SIZE, tiny_model
 from tests.helpers.scripted import ScriptedModel, make_scripted_engine
 
@@ -90,7 +90,7 @@ def scripted_manager(monkeypatch, model: ScriptedModel | None = None, *, queue: 
     def build(*_arguments) -> BuiltEngine:
         return BuiltEngine(make_scripted_engine(scripted, **plan), None, Facts(owner))
 
-    monkeypatch.setattr(lifecycle, "build", build)
+    monkeypatch.setattr(background_engine, "build", build)
     return cbgen.init_continuous_batching(
         owner, GenerationConfig(eos_token_id=-1), {"max_queue_size": queue}
     )

@@ -76,7 +76,7 @@ def test_an_engine_that_dies_in_a_pause_gives_the_model_back_for_good(scripted, 
         raise ValueError("no room")
 
     with manager.pause():
-        monkeypatch.setattr(manager._lifecycle.session.built.engine, "add", refuse)
+        monkeypatch.setattr(manager._engine.built.engine, "add", refuse)
         manager.add_request([1], request_id="a")
         with pytest.raises(cbgen.EngineDied, match="no room"):
             manager.get_result("a", timeout=PATIENCE)
@@ -130,7 +130,7 @@ config = GenerationConfig(max_new_tokens=200)
 
 dying = cbgen.init_continuous_batching(model, config)
 dying.start()
-dying._lifecycle.session.built.engine._runner._forward = lambda *arguments: 1 / 0
+dying._engine.built.engine._runner._forward = lambda *arguments: 1 / 0
 dying.add_request([1, 2, 3], request_id="a")
 try:
     dying.get_result("a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 
@@ -11,6 +12,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 import cbgen
 from cbgen.engine.request import RequestStatus
+from cbgen.manager.configs import EngineSetup
 from tests.helpers.managers import PATIENCE, Gate
 from tests.helpers.models import (
     VOCAB_SIZE,
@@ -194,19 +196,18 @@ def test_an_exception_in_a_context_ends_unfinished_requests_at_once(model):
 def test_an_interrupted_wait_at_the_end_of_a_context_ends_what_is_unfinished(model, monkeypatch):
     managers = []
 
-    def interrupted(*, hard_stop: bool, **options) -> bool:
+    def interrupted(stop, *, hard_stop: bool, **options) -> bool:
         if not hard_stop:
             raise KeyboardInterrupt
-        return type(managers[0]._lifecycle).stop(
-            managers[0]._lifecycle, hard_stop=hard_stop, **options
-        )
+        return stop(hard_stop=hard_stop, **options)
 
     def work() -> None:
         config = GenerationConfig(max_new_tokens=240)
         with cbgen.continuous_batching_context_manager(model, config) as manager:
             managers.append(manager)
             manager.add_request(PROMPT)
-            monkeypatch.setattr(manager._lifecycle, "stop", interrupted)
+            stop = manager._engine.stop
+            monkeypatch.setattr(manager._engine, "stop", functools.partial(interrupted, stop))
 
     with pytest.raises(KeyboardInterrupt):
         work()
@@ -301,9 +302,7 @@ def test_a_paused_model_can_be_run_and_trained(model, manager):
 
 def test_weights_changed_in_a_pause_count_from_then_on_with_nothing_cached(model, manager):
     prompt = list(range(1, 70))
-    manager._lifecycle.change_setup(
-        type(manager._lifecycle._setup)(config=cbgen.ContinuousBatchingConfig(page_size=8))
-    )
+    manager._engine.change_setup(EngineSetup(config=cbgen.ContinuousBatchingConfig(page_size=8)))
     manager.start()
     manager.get_result(manager.add_request(prompt))
     with manager.pause():

@@ -112,8 +112,8 @@ def test_a_hundred_threads_get_one_final_output_for_each_request():
         assert run_workers(manager, 4.0, 0) >= NUM_THREADS
         assert not manager._router._unanswered
         assert not manager._router._followers
-        assert not manager._lifecycle.session._unended
-        assert not manager._lifecycle.session._advancing
+        assert not manager._router._advancing
+        assert not manager._router._samples
     assert threading.active_count() == threads
 
 

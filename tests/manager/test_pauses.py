@@ -101,7 +101,7 @@ def test_a_manager_that_another_thread_starts_waits_for_the_end_of_the_pause(mod
 
 def test_requests_can_be_added_in_a_pause_to_a_manager_that_waits_for_its_start(model, manager_of):
     third = cbgen.init_continuous_batching(model, GenerationConfig(max_new_tokens=2))
-    users, starting = third._lifecycle._users, threading.Thread(target=third.start, daemon=True)
+    users, starting = third._engine._shared, threading.Thread(target=third.start, daemon=True)
     waits, wait_for = threading.Event(), users._changed.wait_for
 
     def noted_wait(predicate) -> bool:
@@ -123,9 +123,7 @@ def test_requests_can_be_added_in_a_pause_to_a_manager_that_waits_for_its_start(
 
 def test_a_manager_whose_sibling_has_died_can_be_paused(model, manager_of, monkeypatch):
     first, second = manager_of(), manager_of()
-    monkeypatch.setattr(
-        second._lifecycle.session.built.engine, "add", lambda request: request.no_such_thing
-    )
+    monkeypatch.setattr(second._engine.built.engine, "add", lambda request: request.no_such_thing)
     second.add_request(PROMPT, request_id="a")
     with pytest.raises(cbgen.EngineDied, match=r"AttributeError: .*no_such_thing"):
         second.get_result("a", timeout=PATIENCE)
@@ -135,7 +133,7 @@ def test_a_manager_whose_sibling_has_died_can_be_paused(model, manager_of, monke
 
 def test_a_manager_that_is_just_ending_has_given_the_model_back_in_a_pause(model, manager_of):
     first, second = manager_of(), manager_of()
-    loop = second._lifecycle.session._loop
+    loop = second._engine.loop
     has_ended, may_go_on, end = threading.Event(), threading.Event(), loop._on_end
 
     def end_late() -> None:
@@ -153,9 +151,8 @@ def test_a_manager_that_is_just_ending_has_given_the_model_back_in_a_pause(model
 
 def test_a_pause_that_is_interrupted_holds_nothing(manager_of, monkeypatch):
     first, second = manager_of(), manager_of()
-    session = second._lifecycle.session
     monkeypatch.setattr(
-        session._loop._has_parked, "wait_for", lambda _predicate: raise_(KeyboardInterrupt())
+        second._engine.loop._has_parked, "wait_for", lambda _predicate: raise_(KeyboardInterrupt())
     )
     with pytest.raises(KeyboardInterrupt), first.pause():
         pass

@@ -34,7 +34,7 @@ def test_a_persistent_manager_keeps_its_engine_and_applies_new_settings(own_mode
     options = {"persistent_manager": True}
     cbgen.generate_batch(own_model, [PROMPT], max_new_tokens=3, **options)
     kept = kept_manager(own_model)
-    engine = kept._lifecycle._kept.engine
+    engine = kept._engine.built.engine
     outputs = cbgen.generate_batch(
         own_model,
         [PROMPT],
@@ -43,7 +43,7 @@ def test_a_persistent_manager_keeps_its_engine_and_applies_new_settings(own_mode
         **options,
     )
     assert kept_manager(own_model) is kept
-    assert kept._lifecycle._kept.engine is engine
+    assert kept._engine.built.engine is engine
     (output,) = outputs.values()
     assert output.generated_tokens != tiny_reference("llama", PROMPT, 4)
     assert len(output.logprobs) == 4
@@ -58,7 +58,7 @@ def test_a_persistent_manager_builds_another_engine_where_settings_need_one(own_
         {"page_size": 8},
         persistent_manager=True,
     )
-    assert kept_manager(own_model)._lifecycle._kept.plan.page_size == 8
+    assert kept_manager(own_model)._engine.built.plan.page_size == 8
 
 
 def test_a_persistent_manager_sees_weights_that_changed_between_two_calls(own_model):

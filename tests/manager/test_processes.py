@@ -10,7 +10,7 @@ import time
 import pytest
 
 import cbgen
-from cbgen.manager.running import EXIT_SECONDS, running
+from cbgen.manager.background_engine import EXIT_SECONDS, running_engines
 from tests.helpers.managers import PATIENCE
 from tests.helpers.sources import ROOT
 
@@ -76,7 +76,7 @@ def test_an_exit_does_not_wait_for_a_manager_that_a_pause_holds(scripted):
     manager = scripted()
     with manager.pause():
         started = time.monotonic()
-        running.stop_all()
+        running_engines.stop_all()
         assert time.monotonic() - started < EXIT_SECONDS / 2
     assert manager.is_running()
 

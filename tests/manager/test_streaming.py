@@ -162,7 +162,7 @@ def spelling(monkeypatch, checkpoint, scripted):
             vocab_size=BYTE_VOCAB_SIZE,
         )
         manager = scripted(script, **LONG)
-        manager._intake.change_settings(manager._intake._settings, tokenizer)
+        manager.reconfigure(manager._engine._setup, manager._settings, tokenizer)
         manager.add_request(
             [0],
             request_id="a",

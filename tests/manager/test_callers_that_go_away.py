@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cbgen.engine.request import RequestStatus
-from cbgen.manager.leaving import LeavingLock
+from cbgen.manager.router import DeferringLock
 from tests.helpers.managers import PATIENCE, Gate
 from tests.helpers.models import VOCAB_SIZE
 from tests.helpers.scripted import ScriptedModel
@@ -60,29 +60,29 @@ def test_a_stream_that_the_collector_closes_under_the_lock_does_not_wait_for_it(
     assert manager.get_result("a", timeout=PATIENCE) is not None  # what it left is delivered again
 
 
-def test_who_leaves_while_the_lock_is_held_is_settled_when_it_is_free():
-    settled: list[str] = []
-    lock = LeavingLock[str](settled.append)
+def test_a_call_while_the_lock_is_held_is_made_when_it_is_free():
+    called: list[str] = []
+    lock = DeferringLock()
     with lock:
-        lock.leave("a")
-        assert settled == []
-    assert settled == ["a"]
+        lock.call(lambda: called.append("a"))
+        assert called == []
+    assert called == ["a"]
 
 
-def test_who_leaves_is_settled_before_the_next_holder_does_anything():
-    settled: list[str] = []
-    lock = LeavingLock[str](settled.append)
-    lock._leavers.append("a")
+def test_a_deferred_call_is_made_before_the_next_holder_does_anything():
+    called: list[str] = []
+    lock = DeferringLock()
+    lock._deferred.append(lambda: called.append("a"))
     with lock:
-        assert settled == ["a"]
+        assert called == ["a"]
 
 
-def test_a_leaver_that_raises_does_not_keep_the_lock():
-    def settle(_leaver: str) -> None:
+def test_a_call_that_raises_does_not_keep_the_lock():
+    def refuse() -> None:
         raise ValueError("no")
 
-    lock = LeavingLock[str](settle)
+    lock = DeferringLock()
     with pytest.raises(ValueError, match="no"):
-        lock.leave("a")
+        lock.call(refuse)
     with lock:
         pass

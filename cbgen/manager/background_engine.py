@@ -1,0 +1,389 @@
+"""The engine of a manager, on a thread of its own from `start` to the end of `stop`.
+
+Engines' threads are daemons, so that a forgotten stop does not keep the process alive. One that is
+killed inside of torch may take the interpreter down with it, so each is stopped at the exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401  its hook has to be registered before the one below
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from cbgen.engine.build import BuiltEngine, build_engine, plan_facts
+from cbgen.engine.loop import EngineLoop
+from cbgen.engine.model.probe import probe_model, run_model
+from cbgen.engine.plan import resolve
+from cbgen.engine.request import GenerationOutput
+from cbgen.errors import EngineError, UsageError
+from cbgen.manager.configs import EngineSetup
+from cbgen.manager.model_loan import ModelLoan, borrowed, shared_model
+from cbgen.manager.outputs import ManagerStopped
+from cbgen.manager.router import OutputRouter
+
+logger = logging.getLogger(__name__)
+
+EXIT_SECONDS = 10.0
+_EXITING = (
+    "the main thread has ended, and with it the manager takes no more requests; let the main "
+    "thread wait for the threads that use the manager (join) and then stop() it"
+)
+_FORKED = (
+    "the process was forked, and the engine runs in the one it was forked from; use the manager "
+    "there, or make one with a model that is loaded here"
+)
+
+
+def build(model: PreTrainedModel, setup: EngineSetup) -> BuiltEngine:
+    """Probe a model and build an engine for it; the model is as it was afterwards.
+
+    Raises:
+        UsageError: the model does not obey the hook, or what was asked does not fit the machine.
+    """
+    with borrowed(model):
+        facts = probe_model(model)
+        numbers = plan_facts(facts)
+        plan = resolve(setup.config, setup.attn_implementation, numbers, setup.hints)
+        return BuiltEngine(build_engine(partial(run_model, model), plan, facts), plan, facts)
+
+
+class BackgroundEngine:
+    """Owns the engine, its thread, and the loan of the model while it runs. Thread-safe.
+
+    Can be started again after it has stopped or died, until it is destroyed.
+
+    Attributes:
+        model: is borrowed while the engine runs, but for pauses.
+        built: the engine that runs, or that is kept for the next start; None if there is none.
+        failure: what ended the engine; None while it runs and after a stop.
+        is_destroyed: whether it can never be started again.
+    """
+
+    def __init__(self, model: PreTrainedModel, setup: EngineSetup, router: OutputRouter) -> None:
+        self.model = model
+        self.built: BuiltEngine | None = None
+        self.failure: EngineError | None = None
+        self.is_destroyed = False
+        self._setup = setup
+        self._router = router
+        self._shared = shared_model(model)
+        self._lock = threading.RLock()
+        self._loan: ModelLoan | None = None  # from start to end
+        self._was_started = False
+        self._keeps_engine = False
+        self._is_hard_stop = False
+        self._is_lost = False
+
+    @property
+    def loop(self) -> EngineLoop | None:
+        """The thread of the engine, None if none runs in this process."""
+        loan = self._loan
+        return None if loan is None or self._is_lost else loan.loop
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was never started."""
+        return not (self._was_started or self.is_destroyed)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether an engine is there."""
+        return self.built is not None and not self._is_lost
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a pause holds it, so that it runs nothing."""
+        return self._loan is not None and self._loan.is_held
+
+    def is_pausing(self) -> bool:
+        """Whether the calling thread holds a pause of the model."""
+        return self._shared.is_pausing()
+
+    def change_setup(self, setup: EngineSetup) -> None:
+        """Build engines in another way from now on.
+
+        Raises:
+            UsageError: the running engine would have to be another one.
+        """
+        with self._lock:
+            names = self._setup.differences(setup)
+            if names and self._loan is not None:
+                raise UsageError(
+                    f"{', '.join(names)} cannot change while the manager runs; stop it first"
+                )
+            if names:
+                self.built = None
+            self._setup = setup
+
+    def warmup(self) -> None:
+        """Build the engine, if there is none.
+
+        Raises:
+            UsageError: model or settings are not supported.
+        """
+        with self._shared.starting(), self._lock:
+            self._refuse_if_unusable()
+            if self._loan is None:
+                self._build()
+
+    def starting(self) -> AbstractContextManager[None]:
+        """Keep pauses of the model away from a block that calls `start`; waits for their end.
+
+        Raises:
+            RuntimeError: the calling thread holds one.
+        """
+        return self._shared.starting()
+
+    def start(self) -> bool:
+        """Start the thread, inside of `starting`; False if it runs already.
+
+        Raises:
+            UsageError: model or settings are not supported.
+            RuntimeError: it is destroyed, or still stopping.
+        """
+        with self._lock:
+            self._refuse_if_unusable()
+            if self._loan is not None:
+                if self._loan.loop.is_stopping:
+                    raise RuntimeError(
+                        "the manager is still stopping; wait for it with stop() before start()"
+                    )
+                return False
+            loop = EngineLoop(
+                self._build().engine,
+                self,
+                max_queue_size=self._setup.config.max_queue_size,
+                on_step=self._router.advance,
+                on_end=self._end,
+            )
+            self.failure = None
+            self._keeps_engine = self._is_hard_stop = False
+            self._router.open()
+            loan = self._loan = ModelLoan(self.model, loop)
+            try:
+                loan.take()
+                loop.start()
+            except RuntimeError:  # the system has no thread for it
+                self._loan = None
+                loan.give_back()
+                self._router.close()
+                raise
+            self._was_started = True
+            self._shared.add(loan)
+            running_engines.add(self)
+            return True
+
+    def stop(self, *, hard_stop: bool, timeout: float | None, keeps_engine: bool = False) -> bool:
+        """End the thread, see `EngineLoop.stop`; with `hard_stop` unfinished requests fail.
+
+        Returns:
+            Whether it has ended within `timeout` seconds.
+
+        Raises:
+            RuntimeError: the calling thread holds a pause.
+        """
+        self._refuse_to_wait_in_a_pause()
+        with self._lock:
+            self._keeps_engine = keeps_engine
+        has_ended = self.end(hard_stop=hard_stop, timeout=timeout)
+        if has_ended and not keeps_engine and self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return has_ended
+
+    def end(self, *, hard_stop: bool, timeout: float | None) -> bool:
+        """Do the same in a thread that may hold a pause, which is not to wait."""
+        loop = self.loop
+        if loop is None:
+            return True
+        if hard_stop:
+            self._is_hard_stop = True
+        return loop.stop(hard_stop=hard_stop, timeout=timeout)
+
+    def join(self, timeout: float | None) -> bool:
+        """Wait for the end of the thread; True if it has come within `timeout` seconds.
+
+        Raises:
+            RuntimeError: the calling thread holds a pause.
+        """
+        self._refuse_to_wait_in_a_pause()
+        loop = self.loop
+        return loop is None or loop.join(timeout)
+
+    def abandon(self) -> None:
+        """End the thread of a manager that nobody has any more."""
+        logger.warning(
+            "a manager was dropped while it ran; what was unfinished is ended. Call stop(), or use "
+            "continuous_batching_context_manager"
+        )
+        self.stop(hard_stop=True, timeout=None)
+
+    def destroy(self) -> None:
+        """Let go of everything; a thread that still stops ends by itself."""
+        with self._lock:
+            self.is_destroyed = True
+            self._keeps_engine = False
+            if self._loan is None:
+                self.built = None
+                self._router.close(self.failure)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Hold this engine and all others of the model between two steps, the model given back.
+
+        Raises:
+            RuntimeError: it does not run.
+        """
+        loan = self._loan
+        if loan is None or self._is_lost:
+            if self.failure is not None:
+                raise self._router.death(self.failure)
+            raise ManagerStopped("cannot pause: the manager does not run")
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._shared.pause(loan))
+            except EngineError as error:
+                failure = loan.loop.failure
+                if failure is not None:
+                    raise self._router.death(failure) from failure.__cause__
+                raise ManagerStopped("cannot pause: the manager has just stopped") from error
+            yield
+
+    def refusal(self, failure: EngineError | None = None) -> EngineError:
+        """Return why no requests are taken, for one caller.
+
+        Args:
+            failure: what ended the engine, where that is known earlier than here.
+        """
+        failure = self.failure or failure
+        if failure is not None:
+            return self._router.death(failure)
+        if running_engines.is_exiting:
+            return ManagerStopped(_EXITING)
+        if self.is_destroyed:
+            return ManagerStopped("the manager was destroyed and takes no requests; make a new one")
+        return ManagerStopped(
+            "the manager was stopped and takes no requests; start() lets it take them again"
+        )
+
+    def lose(self) -> None:
+        """Learn that this process was forked and has no thread for the engine."""
+        self._is_lost = True
+        self._lock = threading.RLock()  # the other may be held by a thread that is not here
+        self.failure = EngineError(_FORKED)
+        self._router.lose(self.failure)
+
+    def put(self, outputs: Sequence[GenerationOutput]) -> None:
+        """Pass on requests that have ended; called by the loop."""
+        self._router.put(outputs, is_hard_stop=self._is_hard_stop)
+
+    def fail(self, error: EngineError) -> None:
+        """Do nothing: everybody was told of the failure when the thread ended."""
+
+    def _end(self) -> None:
+        """Give the model back and tell everybody; called on the engine's thread at its end."""
+        loan = self._loan
+        assert loan is not None
+        running_engines.discard(self)
+        loan.give_back()
+        self._shared.remove(loan)  # not earlier: a pause is to find the model given back
+        with self._lock:
+            self._loan = None
+            self.failure = loan.loop.failure
+            if self.failure is not None or not self._keeps_engine:
+                self.built = None
+            # With the lock, so that the router is not open again for another start.
+            self._router.close(self.failure)
+
+    def _build(self) -> BuiltEngine:
+        """Return the kept engine if it still fits the model, else a new one. Holds the lock."""
+        if self.built is not None:
+            facts = self.built.facts
+            if (facts.dtype, facts.device) != (self.model.dtype, self.model.device):
+                self.built = None  # the model was moved or converted
+        if self.built is None:
+            self.built = build(self.model, self._setup)
+        return self.built
+
+    def _refuse_if_unusable(self) -> None:
+        if self.is_destroyed:
+            raise ManagerStopped("the manager was destroyed; make a new one")
+        if self._is_lost:
+            raise ManagerStopped(_FORKED)
+
+    def _refuse_to_wait_in_a_pause(self) -> None:
+        if self.is_pausing():
+            raise RuntimeError(
+                "the end of a manager cannot be waited for inside of a pause() of its model, which "
+                "holds it; leave the pause first"
+            )
+
+
+class RunningEngines:
+    """Owns the list of engines that run. Takes no locks: a fork could leave them locked for ever.
+
+    Attributes:
+        is_exiting: whether the main thread has ended.
+    """
+
+    def __init__(self) -> None:
+        self.is_exiting = False
+        self._engines: set[BackgroundEngine] = set()
+        self._ending_threads: set[threading.Thread] = set()
+
+    def add(self, engine: BackgroundEngine) -> None:
+        """Note one that has started."""
+        self._engines.add(engine)
+
+    def discard(self, engine: BackgroundEngine) -> None:
+        """Forget one that has ended, but for the thread; called on it."""
+        ended = [thread for thread in list(self._ending_threads) if not thread.is_alive()]
+        self._ending_threads.difference_update(ended)
+        self._ending_threads.add(threading.current_thread())
+        self._engines.discard(engine)
+
+    def end_waits(self) -> None:
+        """Let no thread wait for ever for requests that the main thread can no longer add.
+
+        What was added is answered, unless the main thread has failed.
+        """
+        self.is_exiting = True
+        has_failed = getattr(sys, "last_value", None) is not None
+        for engine in list(self._engines):
+            engine.end(hard_stop=has_failed, timeout=0)
+
+    def stop_all(self) -> None:
+        """Stop them at the exit; one that a pause holds runs nothing and can be left alone."""
+        engines = [engine for engine in list(self._engines) if not engine.is_held]
+        for engine in engines:
+            engine.end(hard_stop=True, timeout=0)
+        deadline = time.monotonic() + EXIT_SECONDS
+        for engine in engines:
+            engine.end(hard_stop=True, timeout=max(0.0, deadline - time.monotonic()))
+        for thread in list(self._ending_threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def lose_all(self) -> None:
+        """Forget those of the process that this one was forked from."""
+        engines, self._engines = self._engines, set()
+        self._ending_threads = set()
+        for engine in engines:
+            engine.lose()
+
+
+running_engines = RunningEngines()
+atexit.register(running_engines.stop_all)
+os.register_at_fork(after_in_child=running_engines.lose_all)
+# Not public, but how executors do it: unlike atexit it comes before threads are waited for. The
+# last to register is called first, so here before executors wait for their threads.
+if hasattr(threading, "_register_atexit"):
+    threading._register_atexit(running_engines.end_waits)

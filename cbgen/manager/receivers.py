@@ -1,0 +1,118 @@
+"""Where outputs arrive at a caller: a queue for threads, a queue or a callback for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from cbgen.errors import EngineError
+from cbgen.manager.outputs import RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Stands behind the last output: nothing more will come.
+
+    Attributes:
+        failure: what ended the engine, None after a stop.
+        output: for a follower, after a failure: its request as it failed.
+    """
+
+    failure: EngineError | None = None
+    output: RequestOutput | None = None
+
+
+Item = RequestOutput | Closed
+
+
+class ReceiverGone(Exception):
+    """Nobody reads any more what a receiver gets."""
+
+
+class Receiver(Protocol):
+    """Takes what is sent to one caller; called on the engine's thread, so it never waits."""
+
+    def put(self, item: Item) -> None:
+        """Take an output, or the news that no more will come.
+
+        Raises:
+            ReceiverGone: nobody reads it.
+        """
+
+
+class OutputQueue(SimpleQueue[Item]):
+    """Outputs for one reader on a thread."""
+
+    def unread(self) -> list[RequestOutput]:
+        """Remove and return the outputs that nobody has taken."""
+        outputs: list[RequestOutput] = []
+        while True:
+            try:
+                item = self.get_nowait()
+            except Empty:
+                return outputs
+            if isinstance(item, RequestOutput):
+                outputs.append(item)
+
+
+class AsyncOutputQueue:
+    """Outputs for one reader on the event loop that it was made in."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: deque[Item] = deque()
+        self._has_items = asyncio.Event()
+
+    def put(self, item: Item) -> None:
+        """Append an item and wake the reader."""
+        self._items.append(item)
+        try:
+            _call(self._loop, self._has_items.set)
+        except ReceiverGone:
+            self._items.remove(item)
+            raise
+
+    async def get(self) -> Item:
+        """Take the next item, waiting for it."""
+        while not self._items:
+            self._has_items.clear()
+            if not self._items:  # one may have come between the look and the clearing
+                await self._has_items.wait()
+        return self._items.popleft()
+
+    def unread(self) -> list[RequestOutput]:
+        """Return the outputs that nobody has taken."""
+        return [item for item in self._items if isinstance(item, RequestOutput)]
+
+
+FollowerQueue = OutputQueue | AsyncOutputQueue
+
+
+class OutputCallback:
+    """Calls a function on the event loop that it was made in, with every output.
+
+    A request that failed with the engine comes as an output too.
+    """
+
+    def __init__(self, callback: Callable[[RequestOutput], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._callback = callback
+
+    def put(self, item: Item) -> None:
+        """Hand an output to the event loop."""
+        output = item.output if isinstance(item, Closed) else item
+        if output is not None:
+            _call(self._loop, self._callback, output)
+
+
+def _call(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object
+) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError as error:  # the loop is closed
+        raise ReceiverGone from error
