@@ -144,7 +144,6 @@ def test_attention(case, dtype):
         key_lens=[past + new] * requests,
         block_tables=tables,
         slot_mapping=torch.empty(0, dtype=torch.int64),
-        page_size=page_size,
         first_keys=[0] * requests,
         key_starts=[0] * requests,
         key_blocks=[],

@@ -211,7 +211,7 @@ def run_bench(
 
 
 def _refuse_what_does_not_fit(workload: Workload, built: BuiltEngine) -> None:
-    room = min(built.plan.max_context, built.plan.cache_tokens)
+    room = built.plan.longest_request
     if workload.longest > room:
         raise UsageError(
             f"workload {workload.name} has a request of {workload.longest} tokens, prompt and "

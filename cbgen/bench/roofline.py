@@ -159,7 +159,7 @@ def roofline_seconds(
         for layer, count in layers.items():
             keys_seen, keys_read = attention_work(layer.span, step.spans)
             flop += 2.0 * count * layer.num_heads * (layer.key_dim + layer.value_dim) * keys_seen
-            num_bytes += count * layer.page_bytes(1, itemsize) * keys_read
+            num_bytes += count * layer.token_bytes(itemsize) * keys_read
         seconds += max(flop / rates.flop_per_s, num_bytes / rates.bytes_per_s)
     return seconds
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from cbgen.engine.attention.metadata import AttentionMetadata
-from cbgen.engine.cache.groups import AttentionSpan
+from cbgen.engine.plan import EnginePlan
 from cbgen.engine.step import AdmittedRow, NewBlocks, ScheduledBatch, ScheduledRequest
 
 
@@ -54,35 +54,25 @@ _NO_RUN = _Run(0, 0, 0)
 class Rows:
     """Owns the persistent rows on the device; one request a row from admission to finish."""
 
-    def __init__(
-        self,
-        *,
-        num_rows: int,
-        max_blocks: int,
-        page_size: int,
-        spans: Sequence[AttentionSpan],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, plan: EnginePlan, device: torch.device) -> None:
         """Make empty rows.
 
         Args:
-            num_rows: requests that may be admitted at the same time.
-            max_blocks: logical blocks of the longest request.
-            page_size: tokens of a page.
-            spans: which keys a query sees, for each layer group.
+            plan: how many rows, how wide their block tables are, and what a page is.
             device: where steps run.
         """
-        self._page_size = page_size
+        num_rows = plan.max_requests
+        self._page_size = plan.cache.page_size
         self._device = device
-        self._spans = tuple(spans)
+        self._spans = plan.cache.spans
         self._known_ids: list[torch.Tensor] = [torch.empty(0, dtype=torch.long)] * num_rows
         self._num_known = [0] * num_rows
         self._last_token = torch.zeros(num_rows, dtype=torch.long, device=device)
         self._runs = [[_NO_RUN] * num_rows for _ in self._spans]
-        # [num_groups, num_rows, max_blocks]. Entries that were never written are never read, so the
+        # [groups, rows, table_blocks]. Entries that were never written are never read, so the
         # memory is not filled.
         self._block_tables = torch.empty(
-            len(self._spans), num_rows, max_blocks, dtype=torch.long, device=device
+            len(self._spans), num_rows, plan.table_blocks, dtype=torch.long, device=device
         )
 
     def admit(self, admitted: Sequence[AdmittedRow]) -> None:
@@ -98,11 +88,11 @@ class Rows:
         """Write blocks into block tables."""
         if not new_blocks:
             return
-        _, num_rows, max_blocks = self._block_tables.shape
+        _, num_rows, width = self._block_tables.shape
         entries: dict[int, int] = {}  # place in the flat tables -> block, the last one given to it
         for row, group, first, block_ids in new_blocks:
             self._runs[group][row] = _extended(self._runs[group][row], first, block_ids)
-            place = (group * num_rows + row) * max_blocks + first
+            place = (group * num_rows + row) * width + first
             entries.update(zip(range(place, place + len(block_ids)), block_ids, strict=True))
         places, blocks = self._to_device(list(entries), list(entries.values()))
         self._block_tables.view(-1).index_copy_(0, places, blocks)
@@ -169,7 +159,6 @@ class Rows:
                     key_lens=key_lens,
                     block_tables=tables[group],
                     slot_mapping=slots[group],
-                    page_size=size,
                     first_keys=first_keys,
                     key_starts=[first * size for first in firsts],
                     key_blocks=self._key_blocks(group, requests, tables[group], firsts, stops),

@@ -9,11 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
 from transformers import PreTrainedModel
 
-from cbgen.engine.attention import make_backend
-from cbgen.engine.batch import Rows
 from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig, WorkloadHints
 from cbgen.engine.core import Engine
@@ -29,9 +26,7 @@ from cbgen.engine.model.load import LoadedModel, load_skeleton
 from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
-from cbgen.engine.sampling.sampler import Sampler
-from cbgen.engine.scheduler import SchedulerLimits, make_scheduler
-from cbgen.engine.storage import KVStorage
+from cbgen.engine.scheduler import make_scheduler
 from cbgen.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -92,7 +87,6 @@ def attached_engine(
     observer: EngineObserver | None = None,
     *,
     hints: WorkloadHints | None = None,
-    first_answer_share: float = 1.0,
 ) -> Iterator[BuiltEngine]:
     """Build an engine on a model; on exit the model is given back as it was.
 
@@ -102,8 +96,6 @@ def attached_engine(
         attn_implementation: name of the attention backend, or auto.
         observer: is told what happens in every step.
         hints: what is known of the requests to come.
-        first_answer_share: share of its longest answer that a request is expected to use, before
-            answers have ended and tell more.
 
     Raises:
         UsageError: the model does not obey the hook, or what was asked does not fit the machine.
@@ -112,7 +104,7 @@ def attached_engine(
     plan = resolve(config, attn_implementation, plan_facts(facts), hints)
     with attached(model):
         forward = partial(run_model, model)
-        engine = build_engine(forward, plan, facts, observer, first_answer_share)
+        engine = build_engine(forward, plan, facts, observer)
         yield BuiltEngine(engine, plan, facts)
 
 
@@ -124,7 +116,8 @@ def plan_facts(facts: ModelFacts) -> PlanFacts:
         free_bytes=free_bytes(facts.device),
         host_free_bytes=free_ram(),
         layers=facts.layers,
-        cache_itemsize=torch.finfo(facts.dtype).bits // 8,
+        dtype=str(facts.dtype).removeprefix("torch."),
+        vocab_size=facts.vocab_size,
         logits_size=facts.logits_size,
         hidden_size=facts.hidden_size,
         max_context=facts.max_context,
@@ -133,26 +126,11 @@ def plan_facts(facts: ModelFacts) -> PlanFacts:
     )
 
 
-def scheduler_limits(
-    plan: EnginePlan, facts: ModelFacts, first_answer_share: float = 1.0
-) -> SchedulerLimits:
-    """Return the bounds that the plan sets for every step."""
-    return SchedulerLimits(
-        max_batch_tokens=plan.max_batch_tokens,
-        max_requests=plan.max_requests,
-        max_context=plan.max_context,
-        vocab_size=facts.vocab_size,
-        safety_margin=plan.safety_margin,
-        first_answer_share=first_answer_share,
-    )
-
-
 def build_engine(
     forward: Forward,
     plan: EnginePlan,
     facts: ModelFacts,
     observer: EngineObserver | None = None,
-    first_answer_share: float = 1.0,
 ) -> Engine:
     """Allocate cache and rows as planned and return the engine.
 
@@ -160,38 +138,8 @@ def build_engine(
     """
     for warning in plan.warnings:
         logger.warning("%s", warning)
-    spans = [group.span for group in plan.groups]
-    cache = KVCache(
-        plan.num_pool_blocks,
-        plan.page_size,
-        spans,
-        max_batch_tokens=plan.max_batch_tokens,
-        shares_prefixes=plan.shares_prefixes,
-        num_host_blocks=plan.num_host_blocks,
-    )
-    longest = min(plan.max_context, cache.max_tokens)
-    runner = Runner(
-        forward,
-        groups=plan.groups,
-        storage=KVStorage(
-            plan.groups,
-            num_blocks=plan.num_pool_blocks,
-            num_host_blocks=plan.num_host_blocks,
-            page_size=plan.page_size,
-            dtype=facts.dtype,
-            device=facts.device,
-        ),
-        backend=make_backend(plan.attn_implementation),
-        rows=Rows(
-            num_rows=plan.max_requests,
-            max_blocks=-(-longest // plan.page_size),
-            page_size=plan.page_size,
-            spans=spans,
-            device=facts.device,
-        ),
-        sampler=Sampler(plan.max_requests, facts.logits_size, facts.device),
-    )
-    limits = scheduler_limits(plan, facts, first_answer_share)
-    scheduler = make_scheduler(plan.scheduler_type, cache, limits, observer)
+    cache = KVCache(plan.cache, shares_prefixes=plan.shares_prefixes)
+    scheduler = make_scheduler(plan, cache, observer)
+    runner = Runner(forward, plan, facts.device)
     check = os.environ.get("CBGEN_CHECK") == "1"
     return Engine(scheduler, runner, check=check, observer=observer)

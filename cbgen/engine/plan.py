@@ -7,10 +7,10 @@ shown. No torch: facts come in as numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cbgen.engine.cache.groups import AttentionSpan, LayerGroup, group_layers
-from cbgen.engine.cache.shape import CacheShape, largest
+from cbgen.engine.cache.groups import LayerGroup, group_layers
+from cbgen.engine.cache.shape import NO_LAYERS, CacheShape, largest
 from cbgen.engine.config import ContinuousBatchingConfig, WorkloadHints
 from cbgen.engine.sizing import MemoryNeeds, PlanFacts
 from cbgen.errors import UsageError
@@ -27,8 +27,6 @@ _DEFAULT_MEMORY_SHARE = 0.9
 _SAFETY_MARGIN = {"fifo": 0.15, "prefill_first": 0.0}
 _UNBOUNDED_CONTEXT = 1 << 20
 """Context of models that set no bound themselves."""
-_NO_LAYERS = (LayerGroup(AttentionSpan(), ()),)
-"""Groups of a model without attention layers; its requests are counted in blocks all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,53 +34,45 @@ class EnginePlan:
     """Every size and choice of an engine. `reasons` says for each decided field why."""
 
     attn_implementation: str
-    page_size: int
-    num_blocks: int
-    """Blocks of the whole model: `page_size` tokens in all layers."""
+    cache: CacheShape
+    """Pages, blocks, layer groups and dtype of the cache."""
     max_batch_tokens: int
+    """Tokens of a step."""
     max_requests: int
+    """Requests admitted at once: rows of the persistent buffers."""
     max_context: int
-    safety_margin: float
+    """Tokens of prompt and answer together that the model takes."""
+    vocab_size: int
+    """Token ids are in [0, vocab_size)."""
+    logits_size: int
+    """Columns of the logits."""
     scheduler_type: str
+    safety_margin: float
+    """Share of the cache below which nothing is admitted beside running requests."""
+    first_answer_share: float = 1.0
+    """Share of its longest answer that a request is expected to use, until answers have ended."""
     reasons: dict[str, str]
-    groups: tuple[LayerGroup, ...] = _NO_LAYERS
-    """Layer groups; a block of the pool is one page in each layer of one of them."""
-    block_bytes: int = 0
-    """Bytes of one block of the pool."""
-    num_host_blocks: int = 0
-    """Blocks of the pool that host memory has room for, for preempted requests; 0 = off."""
     shares_prefixes: bool = True
     """Whether requests whose tokens begin alike share blocks."""
     warnings: tuple[str, ...] = ()
     """What was given and could not be had as it was given."""
 
-    @property
-    def num_pool_blocks(self) -> int:
-        """Blocks of the pool that serves all groups."""
-        return self.num_blocks * len(self.groups)
+    def __post_init__(self) -> None:
+        if self.max_requests > self.max_batch_tokens:
+            raise ValueError(
+                f"max_requests ({self.max_requests}) must not exceed max_batch_tokens "
+                f"({self.max_batch_tokens}): every decoding request runs one token a step"
+            )
 
     @property
-    def cache_shape(self) -> CacheShape:
-        """How many blocks of the pool a request takes."""
-        return CacheShape.make(
-            [group.span for group in self.groups],
-            self.page_size,
-            num_pool_blocks=self.num_pool_blocks,
-            max_batch_tokens=self.max_batch_tokens,
-        )
-
-    @property
-    def cache_tokens(self) -> int:
-        """Tokens that one request alone can store; larger than any request if nothing bounds it.
-
-        With one group that is all tokens of the cache; where layers have windows it is more.
-        """
-        return self.cache_shape.longest_request(self.num_pool_blocks)
+    def longest_request(self) -> int:
+        """Tokens of the longest request that model and cache can hold."""
+        return min(self.max_context, self.cache.max_tokens)
 
     @property
     def table_blocks(self) -> int:
         """Logical blocks of the longest request: the width of block tables."""
-        return -(-min(self.max_context, self.cache_tokens) // self.page_size)
+        return self.cache.num_pages(self.longest_request)
 
 
 def resolve(
@@ -106,9 +96,12 @@ def resolve(
     max_context, context_reason = _context(facts)
     needs = MemoryNeeds(
         facts=facts,
-        groups=group_layers(facts.layers) if facts.layers else _NO_LAYERS,
+        cache=CacheShape(
+            config.page_size,
+            group_layers(facts.layers) if facts.layers else NO_LAYERS,
+            dtype=facts.dtype,
+        ),
         backend=backend,
-        page_size=config.page_size,
         max_context=max_context,
     )
     sizes = _Sizes(config, needs, hints or WorkloadHints())
@@ -121,16 +114,16 @@ def resolve(
     margin, margin_reason = _margin(config)
     return EnginePlan(
         attn_implementation=backend,
-        page_size=config.page_size,
-        num_blocks=num_blocks,
+        cache=needs.cache.sized(
+            num_blocks * len(needs.cache.groups), max_batch_tokens, num_host_blocks
+        ),
         max_batch_tokens=max_batch_tokens,
         max_requests=max_requests,
         max_context=max_context,
+        vocab_size=facts.vocab_size,
+        logits_size=facts.logits_size,
         safety_margin=margin,
         scheduler_type=config.scheduler_type,
-        groups=needs.groups,
-        block_bytes=needs.block_bytes,
-        num_host_blocks=num_host_blocks,
         shares_prefixes=config.allow_block_sharing,
         warnings=warnings,
         reasons={
@@ -140,7 +133,7 @@ def resolve(
             "max_requests_per_batch": requests_reason,
             "num_blocks": f"{blocks_reason}; {sizes.budget_reason}",
             "safety_margin": margin_reason,
-            "allow_block_sharing": _sharing_reason(config, needs.groups),
+            "allow_block_sharing": _sharing_reason(config, needs.cache.groups),
             "cpu_offload_space": host_reason,
         },
     )
@@ -150,17 +143,17 @@ def memory_parts(plan: EnginePlan, facts: PlanFacts) -> dict[str, int]:
     """Return the bytes that a plan takes, by part; `host_pool` is memory of the host."""
     needs = MemoryNeeds(
         facts=facts,
-        groups=plan.groups,
+        cache=plan.cache,
         backend=plan.attn_implementation,
-        page_size=plan.page_size,
         max_context=plan.max_context,
     )
+    num_blocks = plan.cache.num_blocks
     return {
-        "cache": needs.cache_bytes(plan.num_blocks),
+        "cache": needs.cache_bytes(num_blocks),
         "logits": needs.logits_bytes(plan.max_requests),
-        "activations": needs.step_bytes(plan.max_batch_tokens, plan.num_blocks),
-        "block_tables": needs.table_bytes(plan.max_requests, plan.num_blocks),
-        "host_pool": plan.num_host_blocks * plan.block_bytes,
+        "activations": needs.step_bytes(plan.max_batch_tokens, num_blocks),
+        "block_tables": needs.table_bytes(plan.max_requests, num_blocks),
+        "host_pool": plan.cache.num_host_blocks * plan.cache.block_bytes,
     }
 
 
@@ -188,8 +181,7 @@ class _Sizes:
         """Return the tokens of a step; by default so few that they take half of the buffers."""
         if self._config.max_batch_tokens is not None:
             return self._config.max_batch_tokens, "given"
-        whole_block = len(self._needs.groups) * self._needs.block_bytes
-        most_blocks = self._budget // max(1, whole_block)
+        most_blocks = self._budget // max(1, self._needs.cache_bytes(1))
         default = _BATCH_TOKENS.get(self._facts.device_type, _DEFAULT_BATCH_TOKENS)
         tokens = default
         while (
@@ -261,7 +253,7 @@ class _Sizes:
                 "num_blocks or max_batch_tokens, or raise max_memory_percent"
             )
         useful, reason = self._useful_blocks(max_batch_tokens, max_requests)
-        wanted = -(-useful // len(needs.groups))
+        wanted = -(-useful // len(needs.cache.groups))
         affordable = largest(wanted, fits)
         if affordable < 1:
             raise UsageError(
@@ -282,7 +274,7 @@ class _Sizes:
         needs, space = self._needs, self._config.cpu_offload_space
         if space == 0:
             return 0, "what is preempted is computed again", ()
-        if needs.block_bytes == 0:
+        if needs.cache.block_bytes == 0:
             return 0, "the model has no cache", ()
         available = self._facts.host_free_bytes
         if self._facts.device_type == "cpu":
@@ -293,9 +285,9 @@ class _Sizes:
         bound = f"{share:.0%} of {_size(available)} of host memory"
         if space is None:
             useful, reason = self._useful_blocks(max_batch_tokens, max_requests)
-            if useful <= num_blocks * len(needs.groups):
+            if useful <= num_blocks * len(needs.cache.groups):
                 return 0, "the cache has room for every request at full length", ()
-            affordable = most // needs.block_bytes
+            affordable = most // needs.cache.block_bytes
             return min(useful, affordable), reason if useful <= affordable else bound, ()
         return self._given_host_blocks(space, most, bound)
 
@@ -308,12 +300,12 @@ class _Sizes:
         else:
             reason = f"no more than {bound}"
             warnings.append(f"cpu_offload_space = {space} GiB is cut to {_size(most)}, {bound}")
-        num_blocks = num_bytes // self._needs.block_bytes
+        num_blocks = num_bytes // self._needs.cache.block_bytes
         if num_blocks == 0:
             reason = "too small for one block"
             warnings.append(
                 f"cpu_offload_space: {_size(num_bytes)} are too small for one block of "
-                f"{_size(self._needs.block_bytes)}; nothing is offloaded: give it more"
+                f"{_size(self._needs.cache.block_bytes)}; nothing is offloaded: give it more"
             )
         return num_blocks, reason, tuple(warnings)
 
@@ -322,8 +314,7 @@ class _Sizes:
 
         Hints bound that length, but there is always room for one request of full context.
         """
-        spans = tuple(group.span for group in self._needs.groups)
-        shape = CacheShape(spans, self._config.page_size, max_batch_tokens)
+        shape = replace(self._needs.cache, chunk_tokens=max_batch_tokens)
         max_context, hints = self._needs.max_context, self._hints
         one = shape.blocks_for(max_context)
         hinted = hints.max_prompt_length + hints.max_generated_length

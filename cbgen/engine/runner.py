@@ -8,15 +8,16 @@ only hands work to the device; `result` is where the host waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from cbgen.engine.attention import make_backend
 from cbgen.engine.attention.base import AttentionBackend, LayerAttention
 from cbgen.engine.attention.context import PagedLayers, PagedStep, forward_context
 from cbgen.engine.batch import Rows, StepInputs
-from cbgen.engine.cache.groups import LayerGroup
+from cbgen.engine.plan import EnginePlan
 from cbgen.engine.sampling.sampler import DrawnTokens, Sampler
 from cbgen.engine.sampling.scores import Scores
 from cbgen.engine.step import ScheduledBatch, StepResult
@@ -70,27 +71,31 @@ class LaunchedStep:
 
 
 class Runner:
-    """Owns the device side of an engine: model, pages, rows and sampler."""
+    """Owns the device side of an engine: model, pages, rows and sampler.
 
-    def __init__(
-        self,
-        forward: Forward,
-        *,
-        groups: Sequence[LayerGroup],
-        storage: KVStorage,
-        backend: AttentionBackend,
-        rows: Rows,
-        sampler: Sampler,
-    ) -> None:
+    Attributes:
+        storage: the pages of all layers.
+    """
+
+    def __init__(self, forward: Forward, plan: EnginePlan, device: torch.device) -> None:
+        """Allocate pages and rows as planned.
+
+        Args:
+            forward: runs the model.
+            plan: every size.
+            device: where the model is.
+        """
+        self.storage = KVStorage(plan.cache, device)
         self._forward = forward
-        self._storage = storage
-        self._backend = backend
-        self._rows = rows
-        self._sampler = sampler
+        self._backend = make_backend(plan.attn_implementation)
+        self._rows = Rows(plan, device)
+        self._sampler = Sampler(plan.max_requests, plan.logits_size, device)
         group_of = {
-            layer.index: number for number, group in enumerate(groups) for layer in group.layers
+            layer.index: number
+            for number, group in enumerate(plan.cache.groups)
+            for layer in group.layers
         }
-        self._layers = PagedLayers(storage.layers, group_of)
+        self._layers = PagedLayers(self.storage.layers, group_of)
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> LaunchedStep:
@@ -103,9 +108,9 @@ class Runner:
             raise NotImplementedError("state resets have no owner in this version")
         self._rows.admit(batch.admitted)
         self._sampler.admit(batch.admitted)
-        self._storage.swap_out(batch.swaps_out)
-        self._storage.copy_blocks(batch.block_copies)
-        self._storage.swap_in(batch.swaps_in)
+        self.storage.swap_out(batch.swaps_out)
+        self.storage.copy_blocks(batch.block_copies)
+        self.storage.swap_in(batch.swaps_in)
         self._rows.extend_block_tables(batch.new_blocks)
         if not batch.requests:
             return LaunchedStep()

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cbgen.engine.cache.groups import LayerFacts, LayerGroup, block_bytes
+from cbgen.engine.cache.groups import LayerFacts
+from cbgen.engine.cache.shape import CacheShape
 
 SAMPLER_CHUNK = 1 << 22
 """Scores that the sampler works on at once."""
@@ -36,8 +37,9 @@ class PlanFacts:
     host_free_bytes: int = 0
     """Memory of the host that is free; without meaning on a CPU, where `free_bytes` is that."""
     layers: tuple[LayerFacts, ...]
-    cache_itemsize: int
-    """Bytes of one key or value element."""
+    dtype: str
+    """Name of the dtype that the model computes in; keys and values have it too."""
+    vocab_size: int
     logits_size: int
     hidden_size: int
     max_context: int | None
@@ -52,20 +54,15 @@ class MemoryNeeds:
     """The bytes that an engine takes, by its sizes."""
 
     facts: PlanFacts
-    groups: tuple[LayerGroup, ...]
+    cache: CacheShape
+    """Pages, groups and dtype; how many blocks there are is not read."""
     backend: str
     """Name of the attention backend."""
-    page_size: int
     max_context: int
-
-    @cached_property
-    def block_bytes(self) -> int:
-        """Bytes of one block of the pool."""
-        return block_bytes(self.groups, self.page_size, self.facts.cache_itemsize)
 
     def cache_bytes(self, num_blocks: int) -> int:
         """Return the bytes of so many blocks of the whole model."""
-        return num_blocks * len(self.groups) * self.block_bytes
+        return num_blocks * len(self.cache.groups) * self.cache.block_bytes
 
     def logits_bytes(self, max_requests: int) -> int:
         """Return the bytes for the logits of a step and for drawing its tokens."""
@@ -80,7 +77,7 @@ class MemoryNeeds:
         """
         longest = self._longest_request(num_blocks)
         attention = (
-            _attention_bytes(self.facts, layer, self.backend, max_batch_tokens, longest)
+            _attention_bytes(self, layer, max_batch_tokens, longest)
             for layer in self._kinds_of_layers
         )
         activations = max_batch_tokens * self.facts.hidden_size * _HIDDEN_BYTES
@@ -90,8 +87,8 @@ class MemoryNeeds:
         """Return the bytes of the block tables; on a CPU they are reserved, hardly ever filled."""
         if self.facts.device_type == "cpu":
             return 0
-        width = -(-self._longest_request(num_blocks) // self.page_size)
-        return len(self.groups) * max_requests * width * _TABLE_BYTES
+        width = self.cache.num_pages(self._longest_request(num_blocks))
+        return len(self.cache.groups) * max_requests * width * _TABLE_BYTES
 
     def buffer_bytes(self, max_batch_tokens: int, max_requests: int, num_blocks: int) -> int:
         """Return the bytes of everything but the cache."""
@@ -107,17 +104,18 @@ class MemoryNeeds:
 
     def _longest_request(self, num_blocks: int) -> int:
         """Return a bound of the tokens of one request that grows with the blocks."""
-        num_full = sum(group.span.is_full for group in self.groups)
+        num_full = sum(span.is_full for span in self.cache.spans)
         if not num_full:
             return self.max_context
-        return min(self.max_context, num_blocks * len(self.groups) // num_full * self.page_size)
+        pages = num_blocks * len(self.cache.groups) // num_full
+        return min(self.max_context, self.cache.page_start(pages))
 
 
 def _attention_bytes(
-    facts: PlanFacts, layer: LayerFacts, backend: str, num_queries: int, longest_request: int
+    needs: MemoryNeeds, layer: LayerFacts, num_queries: int, longest_request: int
 ) -> int:
     """Return the bytes for one layer: gathered keys and values, masks, and scores if need be."""
-    reach = layer.sliding_window if layer.sliding_window is not None else layer.attention_chunk
+    backend, itemsize, reach = needs.backend, needs.cache.itemsize, layer.span.reach
     num_keys = longest_request
     if reach is not None:
         num_keys = min(num_keys, reach - 1 + num_queries)
@@ -129,11 +127,11 @@ def _attention_bytes(
         return num_queries * layer.num_heads * dims * 4
     if backend == "eager":
         num_heads = layer.num_kv_heads + layer.num_heads  # gathered, then repeated
-        return masks + scores * _SCORE_BYTES + num_keys * num_heads * dims * facts.cache_itemsize
-    gathered = num_keys * layer.num_kv_heads * dims * facts.cache_itemsize
-    if _sdpa_makes_scores(facts, layer):
+        return masks + scores * _SCORE_BYTES + num_keys * num_heads * dims * itemsize
+    gathered = num_keys * layer.num_kv_heads * dims * itemsize
+    if _sdpa_makes_scores(needs.facts, layer):
         return masks + scores * _SCORE_BYTES + gathered
-    return masks + pairs * facts.cache_itemsize + gathered
+    return masks + pairs * itemsize + gathered
 
 
 def _sdpa_makes_scores(facts: PlanFacts, layer: LayerFacts) -> bool:

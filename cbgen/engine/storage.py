@@ -7,11 +7,13 @@ in their groups share one tensor of keys and one of values, since a block is one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 
 import torch
 
 from cbgen.engine.attention.base import LayerCache
-from cbgen.engine.cache.groups import LayerGroup, layers_by_place
+from cbgen.engine.cache.groups import layers_by_place
+from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.step import BlockCopy, BlockSwap
 
 _STAGING_BYTES = 1 << 26
@@ -30,44 +32,31 @@ class KVStorage:
     hold anything; nobody reads them.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[LayerGroup],
-        *,
-        num_blocks: int,
-        num_host_blocks: int,
-        page_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
         """Reserve the memory.
 
         Args:
-            groups: the layer groups that the blocks serve.
-            num_blocks: blocks on the device.
-            num_host_blocks: blocks on the host, in pinned memory if the device is a GPU; with 0
-                there is no host pool.
-            page_size: tokens of a page.
-            dtype: of keys and values.
+            shape: groups, blocks and pages. Host blocks are in pinned memory if the device is a
+                GPU; with 0 of them there is no host pool.
             device: where the pages are.
         """
-        # One tensor of keys and one of values for each place: [num_blocks, page_size, num_kv_heads,
-        # dim], or [num_blocks, elements of the largest page] where the layers' pages differ.
+        # One tensor of keys and one of values for each place: [blocks, tokens of a page, heads,
+        # dim], or [blocks, elements of the largest page] where the layers' pages differ.
         self._pages: list[torch.Tensor] = []
         self._layers: dict[int, LayerCache] = {}
 
-        def allocate(*shape: int) -> torch.Tensor:
-            return torch.empty(num_blocks, *shape, dtype=dtype, device=device)
+        dtype: torch.dtype = getattr(torch, shape.dtype)
 
-        for layers in layers_by_place(groups):
-            key_shapes = [(page_size, layer.num_kv_heads, layer.key_dim) for layer in layers]
-            value_shapes = [(page_size, layer.num_kv_heads, layer.value_dim) for layer in layers]
-            all_keys, keys = _shared_pages(key_shapes, allocate)
-            all_values, values = _shared_pages(value_shapes, allocate)
+        def allocate(*page: int) -> torch.Tensor:
+            return torch.empty(shape.num_pool_blocks, *page, dtype=dtype, device=device)
+
+        for layers in layers_by_place(shape.groups):
+            all_keys, keys = _shared_pages([*map(shape.key_page, layers)], allocate)
+            all_values, values = _shared_pages([*map(shape.value_page, layers)], allocate)
             self._pages += [all_keys, all_values]
             for layer, layer_keys, layer_values in zip(layers, keys, values, strict=True):
                 self._layers[layer.index] = LayerCache(layer_keys, layer_values)
-        self._host = _HostPool(self._pages, num_host_blocks)
+        self._host = _HostPool(self._pages, shape.num_host_blocks)
 
     @property
     def layers(self) -> Mapping[int, LayerCache]:
@@ -174,22 +163,22 @@ class _HostPool:
 
 
 def _shared_pages(
-    shapes: Sequence[tuple[int, int, int]], allocate: Callable[..., torch.Tensor]
+    page_shapes: Sequence[tuple[int, int, int]], allocate: Callable[..., torch.Tensor]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Reserve pages that layers share.
 
     Args:
-        shapes: (page_size, num_kv_heads, dim) of each layer's page.
-        allocate: makes a tensor [num_blocks, *shape].
+        page_shapes: (tokens, heads, dim) of each layer's page.
+        allocate: makes a tensor of the pages of all blocks, of such a shape or flat.
 
     Returns:
-        The whole tensor, and each layer's view of it [num_blocks, page_size, num_kv_heads, dim].
+        The whole tensor, and each layer's view of it [blocks, tokens of a page, heads, dim].
     """
-    if len(set(shapes)) == 1:
+    if len(set(page_shapes)) == 1:
         # Contiguous, so that the tokens of blocks side by side are one view.
-        pages = allocate(*shapes[0])
-        return pages, [pages] * len(shapes)
-    sizes = [page_size * num_heads * dim for page_size, num_heads, dim in shapes]
+        pages = allocate(*page_shapes[0])
+        return pages, [pages] * len(page_shapes)
+    sizes = [prod(page) for page in page_shapes]
     pages = allocate(max(sizes))
-    views = [pages[:, :size].view(-1, *shape) for size, shape in zip(sizes, shapes, strict=True)]
+    views = [pages[:, :size].view(-1, *page) for size, page in zip(sizes, page_shapes, strict=True)]
     return pages, views

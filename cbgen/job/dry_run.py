@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from cbgen.engine.build import PlannedEngine, plan_engine, scheduler_limits
+from cbgen.engine.build import PlannedEngine, plan_engine
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.config import WorkloadHints
 from cbgen.engine.plan import EnginePlan, memory_parts
 from cbgen.engine.request import Request
 from cbgen.engine.scheduler.admission import refusal, token_limit
-from cbgen.engine.scheduler.base import SchedulerLimits
 from cbgen.errors import RowError, UsageError
 from cbgen.io.inputs import Inputs
 from cbgen.io.openai.requests import InputFormat
@@ -44,7 +43,6 @@ class RowSurvey:
     """Counts of an input. `add` takes rows; memory does not grow with their number."""
 
     plan: EnginePlan
-    limits: SchedulerLimits
     rows: int = 0
     requests: int = 0
     """Requests of good rows, one for each sample."""
@@ -85,7 +83,7 @@ class RowSurvey:
                 error = row.error
                 if row.requests:
                     first = row.requests[0]
-                    error = refusal(first, self.limits, self.plan.cache_tokens, is_duplicate=False)
+                    error = refusal(first, self.plan, is_duplicate=False)
                 if error is not None:
                     self._count_bad(row.record, error)
                 else:
@@ -100,15 +98,15 @@ class RowSurvey:
 
     def _count_good(self, request: Request, num_samples: int) -> None:
         prompt = len(request.prompt_ids)
-        longest = token_limit(request, self.limits, self.plan.cache_tokens)
+        longest = token_limit(request, self.plan)
         self.prompt_lengths[prompt] += 1
         self.requests += num_samples
         self.completion_tokens += num_samples * (longest - prompt)
         self.longest_answer = max(self.longest_answer, longest - prompt)
         self.longest_tokens = max(self.longest_tokens, longest)
-        self.may_outgrow_cache += longest > self.plan.cache_tokens + 1
+        self.may_outgrow_cache += longest > self.plan.cache.max_tokens + 1
         # The last token is never stored.
-        self.blocks += num_samples * -(-(longest - 1) // self.plan.page_size)
+        self.blocks += num_samples * self.plan.cache.num_pages(longest - 1)
 
 
 def refuse_bad_rows(
@@ -180,7 +178,7 @@ def plan_job(recipe: Recipe, inputs: Inputs | None, input_format: InputFormat = 
     settings = effective_settings(recipe, planned.loaded, facts, plan, preparer)
     if inputs is None:
         return JobPlan(planned, settings, None)
-    survey = RowSurvey(plan, scheduler_limits(plan, facts))
+    survey = RowSurvey(plan)
     source = RowSource.of_inputs(
         inputs, on_duplicate_id=recipe.output.on_duplicate_id, input_format=input_format
     )
@@ -219,13 +217,13 @@ def _rows(survey: RowSurvey | None) -> dict[str, Any]:
 def _workload(plan: EnginePlan, survey: RowSurvey) -> dict[str, int]:
     """Return what the rows ask for, and the blocks of the whole model that they can make use of."""
     hints = _hints(survey)
-    longest = plan.cache_shape.blocks_for(max(0, survey.longest_tokens - 1))
+    longest = plan.cache.blocks_for(max(0, survey.longest_tokens - 1))
     at_once = min(plan.max_requests, hints.num_requests)
     return {
         "max_prompt_length": hints.max_prompt_length,
         "max_generated_length": hints.max_generated_length,
         "num_requests": hints.num_requests,
-        "useful_blocks": -(-at_once * longest // len(plan.groups)),
+        "useful_blocks": -(-at_once * longest // len(plan.cache.groups)),
     }
 
 
@@ -242,27 +240,26 @@ def _requests_at_once(plan: EnginePlan, survey: RowSurvey | None) -> dict[str, i
 
     Layers with a window need no more than its blocks; what requests share is not taken off.
     """
-    shape = plan.cache_shape
 
     def fitting(num_pages: float) -> int:
-        blocks = shape.blocks_for_pages(max(1.0, num_pages))
-        return min(plan.max_requests, int(plan.num_pool_blocks / blocks))
+        blocks = plan.cache.blocks_for_pages(max(1.0, num_pages))
+        return min(plan.max_requests, int(plan.cache.num_pool_blocks / blocks))
 
     at_once = {"at_most": plan.max_requests, "of_full_context": fitting(plan.table_blocks)}
     if survey is not None and survey.good_rows:
         at_once["of_average_length"] = fitting(survey.blocks / survey.requests)
-        at_once["of_longest"] = fitting(-(-(survey.longest_tokens - 1) // plan.page_size))
+        at_once["of_longest"] = fitting(plan.cache.num_pages(survey.longest_tokens - 1))
     return at_once
 
 
 def _cache(plan: EnginePlan) -> dict[str, Any]:
     return {
-        "blocks": plan.num_blocks,
-        "page_size": plan.page_size,
-        "tokens": plan.num_blocks * plan.page_size,
-        "pool_blocks": plan.num_pool_blocks,
-        "block_bytes": plan.block_bytes,
-        "longest_request": min(plan.max_context, plan.cache_tokens),
+        "blocks": plan.cache.num_blocks,
+        "page_size": plan.cache.page_size,
+        "tokens": plan.cache.page_start(plan.cache.num_blocks),
+        "pool_blocks": plan.cache.num_pool_blocks,
+        "block_bytes": plan.cache.block_bytes,
+        "longest_request": plan.longest_request,
         "shares_prefixes": plan.shares_prefixes,
     }
 
@@ -270,12 +267,11 @@ def _cache(plan: EnginePlan) -> dict[str, Any]:
 def _groups(planned: PlannedEngine) -> list[dict[str, Any]]:
     """Return the kinds of attention layers: each has one layer group or several."""
     plan = planned.plan
-    itemsize = planned.plan_facts.cache_itemsize
     kinds: dict[AttentionSpan, dict[str, Any]] = {}
-    for group, most in zip(plan.groups, plan.cache_shape.most_blocks, strict=True):
+    for group, most in zip(plan.cache.groups, plan.cache.most_blocks, strict=True):
         if not group.layers:
             continue
-        pages = [layer.page_bytes(plan.page_size, itemsize) for layer in group.layers]
+        pages = [plan.cache.page_bytes(layer) for layer in group.layers]
         kind = kinds.setdefault(group.span, _kind(group.span, most))
         kind["groups"] += 1
         kind["layers"] += len(group.layers)
@@ -296,7 +292,8 @@ def _kind(span: AttentionSpan, most_blocks: int | None) -> dict[str, Any]:
 
 
 def _host_pool(plan: EnginePlan) -> dict[str, int]:
-    return {"blocks": plan.num_host_blocks, "bytes": plan.num_host_blocks * plan.block_bytes}
+    num_blocks = plan.cache.num_host_blocks
+    return {"blocks": num_blocks, "bytes": num_blocks * plan.cache.block_bytes}
 
 
 def _memory(planned: PlannedEngine) -> dict[str, int]:

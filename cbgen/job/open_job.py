@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cbgen.engine.build import attached_engine, scheduler_limits
+from cbgen.engine.build import attached_engine
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.load import LoadedModel, load_model
 from cbgen.engine.plan import EnginePlan
-from cbgen.engine.scheduler.base import SchedulerLimits
 from cbgen.io.openai.responses import BatchRun, OpenAILines, RowDialect, VllmLines
 from cbgen.io.rows import OutputRows
 from cbgen.io.template import Template
@@ -38,7 +37,6 @@ class OpenJob:
     job: BatchJob
     preparer: Preparer
     plan: EnginePlan
-    limits: SchedulerLimits
     settings: list[Setting]
 
 
@@ -91,7 +89,6 @@ def open_job(
                 job,
                 preparer,
                 built.plan,
-                scheduler_limits(built.plan, built.facts),
                 effective_settings(recipe, loaded, built.facts, built.plan, preparer),
             )
         finally:

@@ -172,7 +172,7 @@ def make_preparer(
         ),
         template=template,
         max_context=plan.max_context,
-        cache_tokens=plan.cache_tokens,
+        cache_tokens=plan.cache.max_tokens,
         max_prompt=recipe.prompt.max_length,
         truncates=recipe.prompt.truncation != "error",
         shares_prefixes=recipe.continuous_batching_config.allow_block_sharing,

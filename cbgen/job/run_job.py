@@ -116,7 +116,7 @@ def run_job(
             ):
                 on_settings(opened.settings)
                 if options.strict:
-                    survey = RowSurvey(opened.plan, opened.limits)
+                    survey = RowSurvey(opened.plan)
                     refuse_bad_rows(recipe, options, opened.preparer, survey)
                 if early_stop is not None:
                     early_stop.attach(opened.job.stop_early)

@@ -43,8 +43,8 @@ def effective_settings(
         settings.append(Setting(key, value, recipe.origins.get(key, level)))
     batching = "continuous_batching_config"
     settings += [
-        _planned(recipe, plan, f"{batching}.page_size", plan.page_size),
-        _planned(recipe, plan, f"{batching}.num_blocks", plan.num_blocks),
+        _planned(recipe, plan, f"{batching}.page_size", plan.cache.page_size),
+        _planned(recipe, plan, f"{batching}.num_blocks", plan.cache.num_blocks),
         _planned(recipe, plan, f"{batching}.max_batch_tokens", plan.max_batch_tokens),
         _planned(recipe, plan, f"{batching}.max_requests_per_batch", plan.max_requests),
         _planned(recipe, plan, f"{batching}.allow_block_sharing", plan.shares_prefixes),
@@ -90,7 +90,7 @@ def every_setting(recipe: Recipe, effective: Sequence[Setting]) -> dict[str, dic
 
 def _offload_gib(plan: EnginePlan) -> float:
     """Return the size of the host pool as a recipe has it, to three digits."""
-    return float(f"{plan.num_host_blocks * plan.block_bytes / 2**30:.3g}")
+    return float(f"{plan.cache.num_host_blocks * plan.cache.block_bytes / 2**30:.3g}")
 
 
 def _dtype(recipe: Recipe, facts: ModelFacts, reason: str) -> Setting:

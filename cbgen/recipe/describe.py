@@ -58,8 +58,6 @@ A recipe is one YAML file: a mapping of the sections below. `cbgen init` writes 
 - `--set section.key=value` wins over the file and may be given often; the value is YAML, and the
   key may go into a mapping: `--set model.config_overrides.sliding_window=4096`.
 - `GenerationConfig` and `ContinuousBatchingConfig` are other spellings of the two section names.
-- `block_size` (now `page_size`), `use_default_compile_configs` (now `default_compile_level`) and
-  `max_cached_graphs` (nothing) are accepted with a warning.
 """
 
 _GENERATION = """\
@@ -111,7 +109,7 @@ def _starter_line(mark: str, name: str, value: object, doc: str) -> str:
 
 def recipe_reference() -> str:
     """Return the page docs/recipe.md: every field of a recipe in tables."""
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION + _deprecated_line()]
     for section in SECTION_ORDER:
         parts.append(f"## {section}\n")
         if section == GENERATION_SECTION:
@@ -121,6 +119,16 @@ def recipe_reference() -> str:
     parts.append("## Outside of sections\n")
     parts.append(_field_table(switch_fields()))
     return "\n".join(parts)
+
+
+def _deprecated_line() -> str:
+    """Return the item of the introduction about deprecated fields."""
+    names = [
+        f"`{old}` ({'nothing' if new is None else f'now `{new}`'})"
+        for old, new in DEPRECATED_FIELDS.items()
+    ]
+    line = f"- {', '.join(names[:-1])} and {names[-1]} are accepted with a warning."
+    return textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
 def _field_table(fields: Iterable[RecipeField]) -> str:

@@ -108,7 +108,6 @@ class Step:
             key_lens=[len(keys) for keys in self.keys],
             block_tables=padded,
             slot_mapping=torch.cat(slots),
-            page_size=size,
             first_keys=first_keys,
             key_starts=[first * size for first in firsts],
             key_blocks=[

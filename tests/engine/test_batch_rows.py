@@ -12,16 +12,18 @@ from cbgen.engine.batch import Rows
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.step import AdmittedRow, NewBlocks, ScheduledBatch, ScheduledRequest
+from tests.helpers.engine import make_plan, make_shape
 
 CPU = torch.device("cpu")
 FULL = AttentionSpan()
 WINDOW = AttentionSpan(window=6)
 
 
-def make_rows(*spans: AttentionSpan, num_rows: int = 4, page_size: int = 4) -> Rows:
-    return Rows(
-        num_rows=num_rows, max_blocks=8, page_size=page_size, spans=spans or (FULL,), device=CPU
-    )
+def make_rows(
+    *spans: AttentionSpan, num_rows: int = 4, page_size: int = 4, max_blocks: int = 8
+) -> Rows:
+    shape = make_shape(1000, page_size, spans=spans or (FULL,))
+    return Rows(make_plan(shape, max_requests=num_rows, max_context=max_blocks * page_size), CPU)
 
 
 def attention_of(rows: Rows, *requests: ScheduledRequest) -> AttentionMetadata:
@@ -260,7 +262,7 @@ def test_a_row_taken_over_in_the_middle_of_a_sequence_forgets_the_old_blocks():
 @pytest.mark.parametrize("seed", range(4))
 def test_slices_and_tables_name_the_blocks_that_were_given(span, seed):
     choose = random.Random(seed)
-    rows = Rows(num_rows=3, max_blocks=32, page_size=2, spans=(span,), device=CPU)
+    rows = make_rows(span, num_rows=3, max_blocks=32, page_size=2)
     tables: list[dict[int, int]] = [{}, {}, {}]
     lengths = [0, 0, 0]
     for _ in range(60):

@@ -7,11 +7,10 @@ import random
 import pytest
 
 from cbgen.engine.cache.groups import AttentionSpan
-from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.core import Engine
 from cbgen.engine.request import GenerationOutput, Request, RequestStatus
 from cbgen.engine.scheduler import make_scheduler
-from tests.helpers.engine import make_limits, make_request
+from tests.helpers.engine import make_cache, make_plan, make_request
 from tests.helpers.shadow import VOCAB_SIZE, ShadowRunner, shadow_answer
 
 SPANS = (
@@ -35,24 +34,25 @@ class Run:
         page_size = choose.choice([4, 5, 8, 16])
         needed = -(-MAX_TOKENS // page_size) * len(spans)
         max_batch_tokens = choose.choice([6, 16, 64])
-        self.cache = KVCache(
+        self.cache = make_cache(
             needed + choose.choice([0, 1, 3, 40]),
             page_size,
-            spans,
+            spans=spans,
             max_batch_tokens=max_batch_tokens,
             shares_prefixes=choose.random() < 0.8,
             num_host_blocks=choose.choice([0, 0, 3, 10, 100]),
         )
-        limits = make_limits(
+        plan = make_plan(
+            self.cache.shape,
             max_batch_tokens=max_batch_tokens,
             max_requests=choose.choice([2, 4, 6]),
             safety_margin=choose.choice([0.0, 0.0, 0.15]),
             first_answer_share=choose.choice([0.0, 0.0, 1.0]),
             max_context=MAX_TOKENS,
+            scheduler_type=choose.choice(["fifo", "prefill_first"]),
         )
-        name = choose.choice(["fifo", "prefill_first"])
         self.runner = ShadowRunner(page_size, spans)
-        self.engine = Engine(make_scheduler(name, self.cache, limits), self.runner, check=True)
+        self.engine = Engine(make_scheduler(plan, self.cache), self.runner, check=True)
         self.texts = [self.tokens(choose.randrange(1, 41)) for _ in range(4)]
         self.requests = [self.request(str(number)) for number in range(NUM_REQUESTS)]
 

@@ -27,7 +27,8 @@ def make_facts(**changes) -> PlanFacts:
         "device_type": "cpu",
         "free_bytes": 8 * GIB,
         "layers": make_layers(),
-        "cache_itemsize": 4,
+        "dtype": "float32",
+        "vocab_size": 1000,
         "logits_size": 1000,
         "hidden_size": 64,
         "max_context": 2048,
@@ -134,7 +135,7 @@ def test_never_more_requests_than_blocks():
 def test_never_more_requests_than_the_blocks_that_memory_has_room_for():
     facts = make_facts(free_bytes=GIB, layers=make_layers(64))
     decided = plan(facts=facts)
-    assert decided.max_requests <= decided.num_blocks < 1024
+    assert decided.max_requests <= decided.cache.num_blocks < 1024
     assert decided.reasons["max_requests_per_batch"] == "no more than num_blocks"
 
 
@@ -160,15 +161,15 @@ def test_a_model_without_bound_has_a_large_context():
 
 def test_the_cache_is_no_larger_than_every_request_at_full_length():
     decided = plan(page_size=256, max_requests_per_batch=4)
-    assert decided.num_blocks == 4 * 2048 // 256
-    assert decided.cache_tokens == 4 * 2048
+    assert decided.cache.num_blocks == 4 * 2048 // 256
+    assert decided.cache.max_tokens == 4 * 2048
     assert "enough for every request at full length" in decided.reasons["num_blocks"]
 
 
 def test_the_cache_is_no_larger_than_memory_allows():
     facts = make_facts(free_bytes=GIB // 4)
     decided = plan(facts=facts)
-    assert decided.num_blocks >= 1
+    assert decided.cache.num_blocks >= 1
     assert device_bytes(decided, facts) <= 0.6 * GIB / 4
     assert device_bytes(decided, facts) + BLOCK_BYTES > 0.59 * GIB / 4
     assert decided.reasons["num_blocks"].startswith("as many as memory allows")
@@ -178,13 +179,13 @@ def test_a_larger_share_of_memory_gives_more_blocks():
     facts = make_facts(free_bytes=GIB // 4)
     less = plan(facts=facts, max_memory_percent=0.3)
     more = plan(facts=facts, max_memory_percent=0.9)
-    assert less.num_blocks < more.num_blocks
+    assert less.cache.num_blocks < more.cache.num_blocks
     assert "90% of 256.00 MiB free memory" in more.reasons["num_blocks"]
 
 
 def test_given_blocks_are_taken():
     decided = plan(num_blocks=9, page_size=16)
-    assert (decided.num_blocks, decided.page_size) == (9, 16)
+    assert (decided.cache.num_blocks, decided.cache.page_size) == (9, 16)
     assert decided.reasons["num_blocks"].startswith("given")
 
 
@@ -210,7 +211,7 @@ def test_no_memory_for_one_block_is_refused():
 
 
 def test_a_model_without_attention_layers_needs_no_memory_for_blocks():
-    assert plan(facts=make_facts(layers=())).num_blocks > 0
+    assert plan(facts=make_facts(layers=())).cache.num_blocks > 0
 
 
 @pytest.mark.parametrize("name", ["auto", "sdpa"])
@@ -258,9 +259,9 @@ def test_every_decision_has_a_reason():
 
 def test_a_cache_of_one_group_stores_all_its_tokens_for_one_request():
     decided = plan(num_blocks=9, page_size=16)
-    assert len(decided.groups) == 1
-    assert decided.num_pool_blocks == 9
-    assert decided.cache_tokens == 9 * 16
+    assert len(decided.cache.groups) == 1
+    assert decided.cache.num_pool_blocks == 9
+    assert decided.cache.max_tokens == 9 * 16
     assert decided.table_blocks == 9
 
 
@@ -270,9 +271,9 @@ def test_tables_are_no_wider_than_the_context():
 
 def test_every_group_has_as_many_blocks_in_the_pool():
     decided = plan(facts=make_facts(layers=windowed_layers(22, 4)), num_blocks=100)
-    assert len(decided.groups) == 7
-    assert decided.num_pool_blocks == 700
-    assert decided.block_bytes == 4 * BLOCK_BYTES // 2
+    assert len(decided.cache.groups) == 7
+    assert decided.cache.num_pool_blocks == 700
+    assert decided.cache.block_bytes == 4 * BLOCK_BYTES // 2
 
 
 def test_windows_make_room_for_longer_requests():
@@ -280,20 +281,20 @@ def test_windows_make_room_for_longer_requests():
     facts = make_facts(layers=layers, max_context=1 << 17)
     decided = plan(facts=facts, num_blocks=100, max_batch_tokens=256)
     # Each of six windows takes ceil((511 + 256) / 256) + 1 of 700 blocks, full layers the rest.
-    assert decided.cache_tokens == (700 - 6 * 4) * 256
+    assert decided.cache.max_tokens == (700 - 6 * 4) * 256
     assert decided.table_blocks == 512
 
 
 def test_windows_alone_bound_no_request():
     decided = plan(facts=make_facts(layers=make_layers(4, sliding_window=512)), num_blocks=20)
-    assert decided.cache_tokens > 1 << 40
+    assert decided.cache.max_tokens > 1 << 40
 
 
 def test_the_cache_needs_what_windows_need_and_not_the_context():
     facts = make_facts(layers=windowed_layers(22, 4), max_context=32 * 1024)
     decided = plan(facts=facts, max_requests_per_batch=8, max_batch_tokens=1024)
     in_windows = -(-(511 + 1024) // 256) + 1
-    assert decided.num_blocks == -(-8 * (128 + 6 * in_windows) // 7)
+    assert decided.cache.num_blocks == -(-8 * (128 + 6 * in_windows) // 7)
     assert "enough for every request at full length" in decided.reasons["num_blocks"]
 
 
@@ -301,7 +302,7 @@ def test_chunked_layers_need_their_chunk_alone():
     layers = make_layers(2, attention_chunk=512)
     facts = make_facts(layers=layers, max_context=32 * 1024)
     decided = plan(facts=facts, max_requests_per_batch=8, max_batch_tokens=256)
-    assert decided.num_blocks == 8 * (-(-(511 + 256) // 256) + 1)
+    assert decided.cache.num_blocks == 8 * (-(-(511 + 256) // 256) + 1)
 
 
 def test_prefixes_are_shared_unless_the_recipe_forbids_it():
@@ -335,19 +336,19 @@ def test_given_requests_win_over_hinted_ones():
 def test_hinted_lengths_bound_the_cache():
     hints = WorkloadHints(max_prompt_length=200, max_generated_length=100)
     decided = plan(hints=hints, max_requests_per_batch=64)
-    assert decided.num_blocks == 64 * 2
+    assert decided.cache.num_blocks == 64 * 2
     assert decided.reasons["num_blocks"].startswith("enough for every request at 300 tokens")
 
 
 def test_hints_leave_room_for_one_request_of_full_context():
     hints = WorkloadHints(max_prompt_length=5, max_generated_length=5, num_requests=1)
-    assert plan(hints=hints).cache_tokens == 2048
+    assert plan(hints=hints).cache.max_tokens == 2048
 
 
 @pytest.mark.parametrize("known", ["max_prompt_length", "max_generated_length"])
 def test_one_hinted_length_alone_bounds_nothing(known):
     decided = plan(hints=WorkloadHints(**{known: 10}), max_requests_per_batch=4)
-    assert decided.num_blocks == 4 * 2048 // 256
+    assert decided.cache.num_blocks == 4 * 2048 // 256
 
 
 def test_on_a_gpu_block_tables_are_counted():

@@ -7,7 +7,7 @@ import pytest
 from cbgen.engine.request import RequestStatus
 from tests.helpers.engine import (
     answer,
-    make_limits,
+    make_plan,
     make_request,
     make_scheduler,
     run_scheduler,
@@ -254,4 +254,4 @@ def test_nothing_is_scheduled_behind_the_last_token_of_an_answer():
 
 def test_more_rows_than_tokens_a_step_are_refused():
     with pytest.raises(ValueError, match=r"max_requests \(9\) must not exceed max_batch_tokens"):
-        make_limits(max_requests=9, max_batch_tokens=8)
+        make_plan(max_requests=9, max_batch_tokens=8)

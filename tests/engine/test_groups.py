@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cbgen.engine.cache.groups import (
-    AttentionSpan,
-    LayerFacts,
-    block_bytes,
-    group_layers,
-    layers_by_place,
-)
+from cbgen.engine.cache.groups import AttentionSpan, LayerFacts, group_layers, layers_by_place
+from cbgen.engine.cache.shape import CacheShape
+from tests.helpers.engine import make_shape
 
 
 def layer(
@@ -57,13 +53,13 @@ def test_no_step_needs_more_blocks_than_the_bound(span, page_size, num_tokens):
         -(-(start + num_tokens) // page_size) - span.first_key(start) // page_size
         for start in range(60)
     ]
-    bound = span.most_blocks(num_tokens, page_size)
+    (bound,) = make_shape(1000, page_size, spans=(span,), max_batch_tokens=num_tokens).most_blocks
     assert bound is not None
     assert max(needed) <= bound <= max(needed) + 1
 
 
 def test_full_attention_has_no_bound():
-    assert AttentionSpan().most_blocks(16, 4) is None
+    assert make_shape().most_blocks == (None,)
     assert AttentionSpan().is_full
     assert not AttentionSpan(window=4).is_full
     assert not AttentionSpan(chunk=4).is_full
@@ -116,18 +112,20 @@ def test_every_layer_is_in_one_group_and_little_is_wasted(num_sliding, num_full)
 
 def test_a_block_is_a_page_in_each_layer_of_a_group():
     layers = [layer(index, dim=8) for index in range(3)]
-    assert block_bytes(group_layers(layers), page_size=16, itemsize=2) == 3 * 16 * 2 * 2 * 16
+    assert CacheShape(16, group_layers(layers), dtype="bfloat16").block_bytes == 3 * 16 * 2 * 2 * 16
 
 
 def test_a_block_takes_the_largest_page_at_each_place():
     groups = group_layers([layer(0, window=4, dim=8), layer(1, dim=32)])
-    assert block_bytes(groups, page_size=1, itemsize=4) == 2 * (32 + 32) * 4
+    assert CacheShape(1, groups, dtype="float32").block_bytes == 2 * (32 + 32) * 4
 
 
 def test_keys_and_values_are_counted_apart():
     wide_keys = LayerFacts(0, 4, 1, key_dim=10, value_dim=2, sliding_window=4)
     wide_values = LayerFacts(1, 4, 1, key_dim=3, value_dim=8)
-    assert block_bytes(group_layers([wide_keys, wide_values]), page_size=1, itemsize=1) == 10 + 8
+    assert (
+        CacheShape(1, group_layers([wide_keys, wide_values]), dtype="float8").block_bytes == 10 + 8
+    )
 
 
 def test_large_pages_of_two_kinds_stand_at_the_same_place():

@@ -21,20 +21,20 @@ def gpu(**changes) -> PlanFacts:
 
 def test_without_offload_there_is_no_host_pool():
     decided = plan()
-    assert decided.num_host_blocks == 0
+    assert decided.cache.num_host_blocks == 0
     assert decided.reasons["cpu_offload_space"] == "what is preempted is computed again"
 
 
 @pytest.mark.parametrize("facts", [make_facts(), gpu()], ids=["cpu", "cuda"])
 def test_a_given_space_is_taken_in_whole_blocks(facts):
     decided = plan(facts, cpu_offload_space=0.25)
-    assert decided.num_host_blocks == GIB // 4 // BLOCK_BYTES
+    assert decided.cache.num_host_blocks == GIB // 4 // BLOCK_BYTES
     assert (decided.reasons["cpu_offload_space"], decided.warnings) == ("given", ())
 
 
 def test_a_space_too_small_for_one_block_is_off_with_a_warning():
     decided = plan(cpu_offload_space=BLOCK_BYTES / GIB / 2)
-    assert decided.num_host_blocks == 0
+    assert decided.cache.num_host_blocks == 0
     assert decided.reasons["cpu_offload_space"] == "too small for one block"
     (warning,) = decided.warnings
     assert warning == (
@@ -45,7 +45,7 @@ def test_a_space_too_small_for_one_block_is_off_with_a_warning():
 
 def test_a_space_above_the_threshold_is_cut_with_a_warning():
     decided = plan(gpu(), cpu_offload_space=4.0, cpu_offload_space_safety_threshold=0.5)
-    assert decided.num_host_blocks == GIB // 2 // BLOCK_BYTES
+    assert decided.cache.num_host_blocks == GIB // 2 // BLOCK_BYTES
     (warning,) = decided.warnings
     assert warning == (
         "cpu_offload_space = 4.0 GiB is cut to 512.00 MiB, 50% of 1.00 GiB of host memory"
@@ -54,26 +54,26 @@ def test_a_space_above_the_threshold_is_cut_with_a_warning():
 
 def test_no_free_host_memory_turns_offload_off_with_both_warnings():
     decided = plan(gpu(host_free_bytes=0), cpu_offload_space=4.0)
-    assert decided.num_host_blocks == 0
+    assert decided.cache.num_host_blocks == 0
     assert len(decided.warnings) == 2
 
 
 def test_a_space_that_nobody_gave_is_the_threshold_s_share():
     facts = gpu(host_free_bytes=32 * BLOCK_BYTES)
     decided = plan(facts, cpu_offload_space=None, cpu_offload_space_safety_threshold=0.5)
-    assert decided.num_host_blocks == 16
+    assert decided.cache.num_host_blocks == 16
     assert decided.reasons["cpu_offload_space"] == "50% of 4.00 MiB of host memory"
 
 
 def test_a_space_that_nobody_gave_is_no_larger_than_all_requests_at_full_length():
     decided = plan(gpu(), cpu_offload_space=None)
-    assert decided.num_host_blocks == decided.max_requests * 2048 // 256
+    assert decided.cache.num_host_blocks == decided.max_requests * 2048 // 256
     assert decided.reasons["cpu_offload_space"] == "enough for every request at full length"
 
 
 def test_a_cache_for_all_requests_needs_no_host_pool_that_nobody_gave():
     decided = plan(gpu(), cpu_offload_space=None, num_blocks=None)
-    assert decided.num_host_blocks == 0
+    assert decided.cache.num_host_blocks == 0
     assert "the cache has room" in decided.reasons["cpu_offload_space"]
 
 
@@ -83,7 +83,7 @@ def test_on_a_cpu_cache_buffers_and_host_pool_fit_in_what_is_free(space, num_blo
     facts = make_facts(free_bytes=GIB // 2, max_context=1 << 16)
     decided = plan(facts, cpu_offload_space=space, num_blocks=num_blocks)
     parts = memory_parts(decided, facts)
-    assert decided.num_host_blocks > 0
+    assert decided.cache.num_host_blocks > 0
     assert sum(parts.values()) <= facts.free_bytes
 
 
@@ -92,7 +92,7 @@ def test_on_a_cpu_the_host_pool_gets_a_share_of_what_the_rest_leaves():
     decided = plan(facts, cpu_offload_space=100.0, cpu_offload_space_safety_threshold=0.5)
     parts = memory_parts(decided, facts)
     left = facts.free_bytes - sum(parts.values()) + parts["host_pool"]
-    assert decided.num_host_blocks == left // 2 // BLOCK_BYTES
+    assert decided.cache.num_host_blocks == left // 2 // BLOCK_BYTES
 
 
 def test_the_cache_is_the_same_with_and_without_a_host_pool():
@@ -100,9 +100,9 @@ def test_the_cache_is_the_same_with_and_without_a_host_pool():
     without, with_pool = (
         plan(facts, num_blocks=None, cpu_offload_space=space) for space in (0.0, None)
     )
-    assert without.num_blocks == with_pool.num_blocks
+    assert without.cache.num_blocks == with_pool.cache.num_blocks
 
 
 def test_a_model_without_cache_has_no_host_pool():
     decided = plan(make_facts(layers=()), cpu_offload_space=1.0)
-    assert (decided.num_host_blocks, decided.warnings) == (0, ())
+    assert (decided.cache.num_host_blocks, decided.warnings) == (0, ())

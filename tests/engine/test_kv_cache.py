@@ -33,7 +33,7 @@ def test_blocks_are_counted_by_started_pages(num_tokens, num_blocks):
 
 
 def test_one_request_can_store_every_slot():
-    assert make_cache(num_blocks=3, page_size=16).max_tokens == 48
+    assert make_cache(num_blocks=3, page_size=16).shape.max_tokens == 48
 
 
 def test_admission_gives_blocks_for_all_known_tokens():

@@ -29,7 +29,8 @@ facts = st.builds(
     free_bytes=st.integers(0, 200_000).map(lambda mib: mib * MIB),
     host_free_bytes=st.integers(0, 1000).map(lambda mib: mib * MIB),
     layers=st.lists(layers, max_size=6).map(tuple),
-    cache_itemsize=st.sampled_from([2, 4]),
+    dtype=st.sampled_from(["bfloat16", "float32"]),
+    vocab_size=st.just(100),
     logits_size=st.sampled_from([100, 250_000]),
     hidden_size=st.sampled_from([64, 8192]),
     max_context=st.one_of(st.none(), st.integers(2, 200_000)),
@@ -66,7 +67,7 @@ def test_a_plan_fits_or_is_refused(config, facts, hints):
         assert host_pool <= facts.free_bytes - sum(parts.values())
     else:
         assert host_pool <= config.cpu_offload_space_safety_threshold * facts.host_free_bytes
-    assert 1 <= plan.max_requests <= min(plan.max_batch_tokens, plan.num_blocks)
+    assert 1 <= plan.max_requests <= min(plan.max_batch_tokens, plan.cache.num_blocks)
     assert plan.max_batch_tokens == config.max_batch_tokens or plan.max_batch_tokens >= 256
-    assert config.num_blocks in (None, plan.num_blocks)
-    assert plan.cache_tokens >= plan.page_size
+    assert config.num_blocks in (None, plan.cache.num_blocks)
+    assert plan.cache.max_tokens >= plan.cache.page_size

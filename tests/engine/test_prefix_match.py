@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cbgen.engine.cache.kv_cache import KVCache
-from cbgen.engine.cache.match import PrefixMatch
+from cbgen.engine.cache.prefix import PrefixMatch
 from cbgen.engine.request import Request
 from cbgen.engine.scheduler.builder import BatchBuilder
 from tests.helpers.engine import make_cache, make_request, place
@@ -40,7 +40,7 @@ def look_up(cache: KVCache, prompt: list[int], *, step: int = 2) -> PrefixMatch:
 
 
 def num_found(cache: KVCache, prompt: list[int], *, step: int = 2) -> int:
-    return look_up(cache, prompt, step=step).num_tokens(cache.page_size)
+    return look_up(cache, prompt, step=step).num_tokens(cache.shape)
 
 
 def test_an_empty_cache_has_nothing():
@@ -99,28 +99,28 @@ def test_a_page_is_shared_in_the_step_that_computes_it():
     cache = make_wide_cache()
     compute(admit(cache, "now", FIRST + SECOND, step=5), 16, step=5)
     match = look_up(cache, [*FIRST, 9], step=5)
-    assert (match.num_tokens(16), match.must_wait) == (16, False)
+    assert (match.num_tokens(cache.shape), match.must_wait) == (16, False)
 
 
 def test_a_page_that_is_half_computed_is_waited_for():
     cache = make_wide_cache()
     compute(admit(cache, "now", FIRST + SECOND, step=5), 10, step=5)
     match = look_up(cache, [*FIRST, 9], step=5)
-    assert (match.num_tokens(16), match.must_wait) == (0, True)
+    assert (match.num_tokens(cache.shape), match.must_wait) == (0, True)
 
 
 def test_a_part_of_a_page_is_not_copied_in_the_step_that_computes_it():
     cache = make_wide_cache()
     compute(admit(cache, "now", FIRST, step=5), 16, step=5)
     match = look_up(cache, [*FIRST[:8], 9], step=5)
-    assert (match.num_tokens(16), match.must_wait) == (0, True)
+    assert (match.num_tokens(cache.shape), match.must_wait) == (0, True)
 
 
 def test_a_part_of_a_page_is_copied_in_the_step_after():
     cache = make_wide_cache()
     compute(admit(cache, "now", FIRST, step=5), 16, step=5)
     match = look_up(cache, [*FIRST[:8], 9], step=6)
-    assert (match.num_tokens(16), match.must_wait) == (8, False)
+    assert (match.num_tokens(cache.shape), match.must_wait) == (8, False)
 
 
 def test_a_part_is_copied_while_the_rest_of_the_page_is_computed():
@@ -129,7 +129,7 @@ def test_a_part_is_copied_while_the_rest_of_the_page_is_computed():
     compute(owner, 8, step=5)
     compute(owner, 8, step=6)
     match = look_up(cache, [*FIRST[:8], 9], step=6)
-    assert (match.num_tokens(16), match.must_wait) == (8, False)
+    assert (match.num_tokens(cache.shape), match.must_wait) == (8, False)
 
 
 def test_what_was_copied_can_be_copied_again_in_the_same_step_from_where_it_was():
@@ -140,7 +140,7 @@ def test_what_was_copied_can_be_copied_again_in_the_same_step_from_where_it_was(
     match = look_up(cache, [*FIRST[:8], 9, 5], step=5)
     assert match.must_wait  # for the 9
     match = look_up(cache, [*FIRST[:8], 5], step=5)
-    assert (match.num_tokens(16), match.source_blocks) == (8, source)
+    assert (match.num_tokens(cache.shape), match.source_blocks) == (8, source)
 
 
 def test_copies_name_source_target_and_length():
@@ -183,7 +183,7 @@ def test_however_short_it_is():
     cache = make_wide_cache(page_size=64)
     leave_behind(cache, [1])
     match = look_up(cache, [1, 2])
-    assert (match.num_tokens(64), match.source_blocks) == (1, [])
+    assert (match.num_tokens(cache.shape), match.source_blocks) == (1, [])
 
 
 def test_a_short_page_in_use_is_copied():
@@ -196,7 +196,7 @@ def test_a_short_page_of_which_only_the_beginning_is_wanted_is_copied():
     cache = make_wide_cache()
     leave_behind(cache, [*FIRST, 3, 4])
     match = look_up(cache, [*FIRST, 3, 9])
-    assert (match.num_tokens(16), match.source_blocks) == (17, match.tail.blocks)
+    assert (match.num_tokens(cache.shape), match.source_blocks) == (17, match.tail.blocks)
 
 
 def test_only_one_of_two_goes_on_in_a_short_page():
@@ -218,7 +218,7 @@ def test_a_preempted_request_finds_its_generated_tokens():
     assert cache.grow(request, 17)
     cache.free(request)
     request.preempt()
-    assert cache.match(request, 2).num_tokens(16) == 18
+    assert cache.match(request, 2).num_tokens(cache.shape) == 18
 
 
 def test_what_is_in_the_host_pool_is_not_waited_for_or_copied():
@@ -230,7 +230,7 @@ def test_what_is_in_the_host_pool_is_not_waited_for_or_copied():
     request.preempt()
     compute(admit(cache, "now", FIRST + SECOND[:8], step=2), 8, step=2)
     match = cache.match(request, 2)
-    assert (match.num_tokens(16), match.tail, match.must_wait) == (16, None, False)
+    assert (match.num_tokens(cache.shape), match.tail, match.must_wait) == (16, None, False)
 
 
 def test_what_comes_back_from_the_host_is_not_copied_in_the_same_step():

@@ -1,11 +1,10 @@
-"""How many blocks a request takes, and that the cache counts as the plan does."""
+"""How many blocks a request takes."""
 
 from __future__ import annotations
 
 import pytest
 
-from cbgen.engine.cache.groups import AttentionSpan
-from cbgen.engine.cache.kv_cache import KVCache
+from cbgen.engine.cache.groups import AttentionSpan, LayerGroup
 from cbgen.engine.cache.shape import CacheShape, largest
 
 FULL = AttentionSpan()
@@ -14,9 +13,8 @@ CHUNKED = AttentionSpan(chunk=16)
 
 
 def make_shape(*spans: AttentionSpan, num_pool_blocks: int = 1000, max_batch_tokens: int = 8):
-    return CacheShape.make(
-        spans, 4, num_pool_blocks=num_pool_blocks, max_batch_tokens=max_batch_tokens
-    )
+    groups = tuple(LayerGroup(span, ()) for span in spans)
+    return CacheShape(4, groups).sized(num_pool_blocks, max_batch_tokens)
 
 
 def test_a_request_takes_a_block_a_page_in_every_full_group():
@@ -47,21 +45,9 @@ def test_chunks_are_never_shorter_than_a_page():
 
 
 def test_the_longest_request_fits_and_one_page_more_does_not():
-    shape = make_shape(FULL, SLIDING, CHUNKED)
-    longest = shape.longest_request(100)
+    shape = make_shape(FULL, SLIDING, CHUNKED, num_pool_blocks=100)
+    longest = shape.max_tokens
     assert shape.blocks_for(longest) <= 100 < shape.blocks_for(longest + 1)
-
-
-@pytest.mark.parametrize(
-    "spans", [(FULL,), (FULL, FULL), (SLIDING,), (FULL, SLIDING), (FULL, SLIDING, CHUNKED)]
-)
-@pytest.mark.parametrize("num_blocks", [3, 6, 24, 100])
-@pytest.mark.parametrize("max_batch_tokens", [4, 16, 512])
-def test_the_cache_counts_as_the_plan_does(spans, num_blocks, max_batch_tokens):
-    cache = KVCache(num_blocks, 4, spans, max_batch_tokens=max_batch_tokens)
-    shape = make_shape(*spans, num_pool_blocks=num_blocks, max_batch_tokens=max_batch_tokens)
-    assert cache.shape == shape
-    assert cache.max_tokens == shape.longest_request(num_blocks)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 6, 7, 8])

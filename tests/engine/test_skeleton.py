@@ -53,8 +53,8 @@ def test_facts_and_plan_are_those_of_the_loaded_model(save, name):
     assert planned.facts == replace(facts, weight_bytes=planned.facts.weight_bytes)
     assert facts.weight_bytes <= planned.facts.weight_bytes * 1.1  # panels are padded
     with attached_engine(loaded.model, BATCHING) as built:
-        assert (planned.plan.num_blocks, planned.plan.max_requests) == (
-            built.plan.num_blocks,
+        assert (planned.plan.cache.num_blocks, planned.plan.max_requests) == (
+            built.plan.cache.num_blocks,
             built.plan.max_requests,
         )
         assert planned.plan.attn_implementation == built.plan.attn_implementation

@@ -9,13 +9,8 @@ import torch
 
 from cbgen.engine import storage as storage_module
 from cbgen.engine.attention.base import LayerCache
-from cbgen.engine.cache.groups import (
-    AttentionSpan,
-    LayerFacts,
-    LayerGroup,
-    block_bytes,
-    group_layers,
-)
+from cbgen.engine.cache.groups import LayerFacts, LayerGroup, group_layers
+from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.step import BlockCopy, BlockSwap
 from cbgen.engine.storage import KVStorage
 
@@ -43,14 +38,8 @@ LAYOUTS = pytest.mark.parametrize(
 def make_storage(
     layers: Sequence[LayerFacts], *, num_blocks: int = NUM_BLOCKS, num_host_blocks: int = 0
 ) -> KVStorage:
-    return KVStorage(
-        group_layers(layers),
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
-        page_size=PAGE_SIZE,
-        dtype=torch.float32,
-        device=CPU,
-    )
+    shape = CacheShape(PAGE_SIZE, group_layers(layers))
+    return KVStorage(shape.sized(num_blocks, 64, num_host_blocks), CPU)
 
 
 def caches(storage: KVStorage, group: LayerGroup) -> list[LayerCache]:
@@ -114,8 +103,8 @@ def test_the_memory_is_what_the_plan_counts(layers):
         for layer in layers
         for pages in (storage.layers[layer.index].keys, storage.layers[layer.index].values)
     }
-    groups = group_layers(layers)
-    assert sum(memory.values()) == NUM_BLOCKS * block_bytes(groups, PAGE_SIZE, itemsize=4)
+    shape = CacheShape(PAGE_SIZE, group_layers(layers))
+    assert sum(memory.values()) == NUM_BLOCKS * shape.block_bytes
 
 
 @LAYOUTS
@@ -242,14 +231,7 @@ def test_no_swaps_and_no_copies_need_no_host_pool():
 
 
 def test_a_model_without_attention_layers_has_nothing_to_copy():
-    storage = KVStorage(
-        [LayerGroup(AttentionSpan(), ())],
-        num_blocks=2,
-        num_host_blocks=2,
-        page_size=PAGE_SIZE,
-        dtype=torch.float32,
-        device=CPU,
-    )
+    storage = KVStorage(CacheShape(PAGE_SIZE).sized(2, 64, 2), CPU)
     storage.copy_blocks([BlockCopy(0, 1, 2)])
     storage.swap_out([BlockSwap(0, 1)])
     storage.swap_in([BlockSwap(0, 1)])

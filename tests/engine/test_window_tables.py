@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cbgen.engine.cache.groups import AttentionSpan
-from tests.helpers.engine import make_cache, make_request, place
+from tests.helpers.engine import make_cache, make_request, make_shape, place
 from tests.helpers.shadow_run import ShadowRun, text
 
 FULL = AttentionSpan()
@@ -16,6 +16,12 @@ MIXED = (FULL, WINDOW)
 
 def seen_keys(span: AttentionSpan, position: int) -> list[int]:
     return list(range(span.first_key(position), position + 1))
+
+
+def most_blocks(span: AttentionSpan, num_tokens: int, page_size: int = 4) -> int | None:
+    """Return the most blocks that a step of so many tokens of a request needs."""
+    shape = make_shape(1000, page_size, spans=(span,), max_batch_tokens=num_tokens)
+    return shape.most_blocks[0]
 
 
 @pytest.mark.parametrize("position", [0, 5, 6, 7, 30])
@@ -30,14 +36,14 @@ def test_a_chunk_begins_at_a_multiple_of_its_length(position, first):
 
 def test_without_window_or_chunk_every_key_is_seen():
     assert FULL.first_key(1000) == 0
-    assert FULL.most_blocks(64, page_size=4) is None
+    assert most_blocks(FULL, 64) is None
 
 
 @pytest.mark.parametrize("span", [WINDOW, CHUNK, AttentionSpan(window=1)])
 @pytest.mark.parametrize("page_size", [1, 4, 5, 16])
 def test_no_step_touches_more_blocks_than_are_held(span, page_size):
     for max_tokens in (1, 3, 16):
-        most = span.most_blocks(max_tokens, page_size)
+        most = most_blocks(span, max_tokens, page_size)
         touched = [
             (start + max_tokens - 1) // page_size - span.first_key(start) // page_size + 1
             for start in range(100)
@@ -58,7 +64,7 @@ def decode_tables(span: AttentionSpan, num_tokens: int, **options) -> list[int]:
 
 @pytest.mark.parametrize("span", [WINDOW, CHUNK])
 def test_a_long_answer_holds_a_bounded_number_of_blocks(span):
-    most = span.most_blocks(16, page_size=4)
+    most = most_blocks(span, 16)
     assert max(decode_tables(span, 120, max_batch_tokens=16)) <= most
 
 
@@ -102,7 +108,7 @@ def test_a_step_runs_no_more_of_a_prompt_than_windows_have_room_for():
     run.add(make_request("a", text(1, 200)), make_request("b", text(2, 200)))
     counts = [item.num_tokens for _ in range(20) for item in run.step().requests]
     assert max(counts) == run.cache.shape.chunk_tokens
-    assert WINDOW.most_blocks(max(counts), page_size=4) <= 6  # half of the pool
+    assert most_blocks(WINDOW, max(counts)) <= 6  # half of the pool
 
 
 def test_a_request_holds_at_most_what_it_is_said_to_hold():
@@ -118,10 +124,10 @@ def test_the_longest_request_of_a_mixed_cache_fills_it():
     cache = make_cache(num_blocks=10, spans=MIXED, max_batch_tokens=4)
     # 7 blocks for all tokens, and 3 to 4 for the window.
     blocks_for = cache.shape.blocks_for
-    assert blocks_for(cache.max_tokens) <= 10 < blocks_for(cache.max_tokens + 1)
+    assert blocks_for(cache.shape.max_tokens) <= 10 < blocks_for(cache.shape.max_tokens + 1)
     run = ShadowRun(spans=MIXED, num_blocks=10, max_batch_tokens=4, max_requests=4)
     (request,) = run.finish(
-        make_request("a", text(1, 3), max_new_tokens=run.cache.max_tokens + 1 - 3)
+        make_request("a", text(1, 3), max_new_tokens=run.cache.shape.max_tokens + 1 - 3)
     )
     assert request.error is None
 

@@ -4,35 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from cbgen.engine.cache.groups import AttentionSpan
+from cbgen.engine.cache.groups import AttentionSpan, LayerGroup
 from cbgen.engine.cache.kv_cache import KVCache, Placement
+from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.core import Engine
 from cbgen.engine.events import EngineObserver
+from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.scheduler import make_scheduler as scheduler_by_name
-from cbgen.engine.scheduler.base import Scheduler, SchedulerLimits
+from cbgen.engine.scheduler import make_scheduler as scheduler_of_plan
+from cbgen.engine.scheduler.base import Scheduler
 from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
 
 VOCAB_SIZE = 128
 
 
-def make_cache(num_blocks: int = 8, page_size: int = 4, **options) -> KVCache:
-    """Return an empty cache; `options` are arguments of KVCache."""
-    return KVCache(num_blocks, page_size, **options)
+def make_shape(
+    num_blocks: int = 8,
+    page_size: int = 4,
+    *,
+    spans: Sequence[AttentionSpan] = (AttentionSpan(),),
+    max_batch_tokens: int = 1024,
+    num_host_blocks: int = 0,
+) -> CacheShape:
+    """Return the shape of a cache for layers of these spans, which take no memory."""
+    groups = tuple(LayerGroup(span, ()) for span in spans)
+    return CacheShape(page_size, groups).sized(num_blocks, max_batch_tokens, num_host_blocks)
 
 
-def make_limits(**changes) -> SchedulerLimits:
-    """Return limits that bind little, for any answer; `changes` are fields of SchedulerLimits."""
+def make_cache(
+    num_blocks: int = 8, page_size: int = 4, *, shares_prefixes: bool = True, **options
+) -> KVCache:
+    """Return an empty cache; `options` are arguments of `make_shape`."""
+    shape = make_shape(num_blocks, page_size, **options)
+    return KVCache(shape, shares_prefixes=shares_prefixes)
+
+
+def make_plan(cache: CacheShape | None = None, **changes) -> EnginePlan:
+    """Return a plan that binds little, for any answer; `changes` are fields of EnginePlan."""
     defaults = {
+        "attn_implementation": "sdpa",
         "max_batch_tokens": 16,
         "max_requests": 8,
         "max_context": 64,
         "vocab_size": VOCAB_SIZE,
+        "logits_size": VOCAB_SIZE,
+        "scheduler_type": "fifo",
         "safety_margin": 0.0,
         "first_answer_share": 0.0,
+        "reasons": {},
     }
-    return SchedulerLimits(**(defaults | changes))
+    fields = defaults | changes
+    if cache is None:
+        cache = make_shape(max_batch_tokens=fields["max_batch_tokens"])
+    return EnginePlan(cache=cache, **fields)
 
 
 def make_scheduler(
@@ -44,19 +69,22 @@ def make_scheduler(
     shares_prefixes: bool = False,
     num_host_blocks: int = 0,
     observer: EngineObserver | None = None,
-    **limits,
+    max_batch_tokens: int = 16,
+    **plan,
 ) -> Scheduler:
     """Return a scheduler over a new cache; prompts that begin alike share nothing unless asked."""
-    bounds = make_limits(**limits)
     cache = make_cache(
         num_blocks,
         page_size,
         spans=spans,
-        max_batch_tokens=bounds.max_batch_tokens,
+        max_batch_tokens=max_batch_tokens,
         shares_prefixes=shares_prefixes,
         num_host_blocks=num_host_blocks,
     )
-    return scheduler_by_name(scheduler_type, cache, bounds, observer)
+    decided = make_plan(
+        cache.shape, scheduler_type=scheduler_type, max_batch_tokens=max_batch_tokens, **plan
+    )
+    return scheduler_of_plan(decided, cache, observer)
 
 
 def make_request(

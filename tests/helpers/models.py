@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from cbgen.engine.build import BuiltEngine, attached_engine
+from cbgen.engine.build import BuiltEngine, build_engine, plan_facts
 from cbgen.engine.config import ContinuousBatchingConfig
+from cbgen.engine.events import EngineObserver
+from cbgen.engine.model.attach import attached
+from cbgen.engine.model.probe import probe_model, run_model
+from cbgen.engine.plan import resolve
 
 VOCAB_SIZE = 128
 CONTEXT = 256
@@ -213,6 +218,7 @@ def make_engine(
     attention: str = "auto",
     *,
     first_answer_share: float = 0.0,
+    observer: EngineObserver | None = None,
     **config: Any,
 ) -> Iterator[BuiltEngine]:
     """Attach an engine to a model or to the tiny model of that name.
@@ -221,8 +227,9 @@ def make_engine(
     """
     if isinstance(model, str):
         model = tiny_model(model)
-    settings = ContinuousBatchingConfig(**config)
-    with attached_engine(
-        model, settings, attention, first_answer_share=first_answer_share
-    ) as built:
-        yield built
+    facts = probe_model(model)
+    plan = resolve(ContinuousBatchingConfig(**config), attention, plan_facts(facts))
+    plan = replace(plan, first_answer_share=first_answer_share)
+    with attached(model):
+        engine = build_engine(partial(run_model, model), plan, facts, observer)
+        yield BuiltEngine(engine, plan, facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -10,8 +11,8 @@ from cbgen.engine.build import build_engine
 from cbgen.engine.core import Engine
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.model.facts import ModelFacts
-from cbgen.engine.plan import EnginePlan
 from cbgen.engine.sampling.scores import Logits
+from tests.helpers.engine import make_plan, make_shape
 
 Script = Callable[[int, int], Mapping[int, float]]
 """(token id, its position) -> the logits that differ from 0."""
@@ -56,20 +57,17 @@ class ScriptedModel:
 
 
 def make_scripted_engine(
-    model: ScriptedModel, observer: EngineObserver | None = None, **changes
+    model: ScriptedModel,
+    observer: EngineObserver | None = None,
+    *,
+    page_size: int = 4,
+    num_blocks: int = 64,
+    **changes,
 ) -> Engine:
     """Return an engine over a scripted model; `changes` are fields of EnginePlan."""
-    defaults = {
-        "attn_implementation": "sdpa",
-        "page_size": 4,
-        "num_blocks": 64,
-        "max_batch_tokens": 16,
-        "max_requests": 8,
-        "max_context": 64,
-        "safety_margin": 0.0,
-        "scheduler_type": "fifo",
-        "reasons": {},
-    }
+    plan = make_plan(
+        **({"vocab_size": model.vocab_size, "logits_size": model.vocab_size} | changes)
+    )
     facts = ModelFacts(
         model_type="scripted",
         layers=(),
@@ -81,5 +79,5 @@ def make_scripted_engine(
         device=torch.device("cpu"),
         weight_bytes=0,
     )
-    # Admission expects short answers, so that requests do outgrow a small cache.
-    return build_engine(model, EnginePlan(**(defaults | changes)), facts, observer, 0.0)
+    shape = make_shape(num_blocks, page_size, max_batch_tokens=plan.max_batch_tokens)
+    return build_engine(model, replace(plan, cache=shape), facts, observer)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 
 from cbgen.engine.cache.groups import AttentionSpan
-from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import Request, RequestStatus
 from cbgen.engine.scheduler import make_scheduler
 from cbgen.engine.step import ScheduledBatch
-from tests.helpers.engine import make_limits, make_request
+from tests.helpers.engine import make_cache, make_plan, make_request
 from tests.helpers.shadow import VOCAB_SIZE, ShadowRunner, shadow_answer
 
 
@@ -30,7 +29,7 @@ class ShadowRun:
         spans: attention span of each group.
         shares_prefixes: whether requests may use one another's blocks.
         num_host_blocks: blocks of host memory for preempted requests.
-        limits: fields of SchedulerLimits.
+        limits: fields of EnginePlan.
     """
 
     def __init__(
@@ -44,16 +43,17 @@ class ShadowRun:
         num_host_blocks: int = 0,
         **limits,
     ) -> None:
-        bounds = make_limits(**({"max_batch_tokens": 256, "max_context": 512} | limits))
-        self.cache = KVCache(
+        limits = {"max_batch_tokens": 256, "max_context": 512} | limits
+        self.cache = make_cache(
             num_blocks,
             page_size,
-            spans,
-            max_batch_tokens=bounds.max_batch_tokens,
+            spans=spans,
+            max_batch_tokens=limits["max_batch_tokens"],
             shares_prefixes=shares_prefixes,
             num_host_blocks=num_host_blocks,
         )
-        self.scheduler = make_scheduler(scheduler_type, self.cache, bounds)
+        plan = make_plan(self.cache.shape, scheduler_type=scheduler_type, **limits)
+        self.scheduler = make_scheduler(plan, self.cache)
         self.runner = ShadowRunner(page_size, spans)
 
     @property

@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from cbgen.engine.attention import make_backend
-from cbgen.engine.batch import Rows
 from cbgen.engine.cache.groups import LayerGroup, group_layers
+from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.runner import Runner
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.sampling.sampler import Sampler
 from cbgen.engine.sampling.scores import Scores
 from cbgen.engine.step import (
     AdmittedRow,
@@ -29,7 +27,7 @@ from cbgen.engine.step import (
     ScheduledBatch,
     ScheduledRequest,
 )
-from cbgen.engine.storage import KVStorage
+from tests.helpers.engine import make_plan
 
 CPU = torch.device("cpu")
 NAN = float("nan")
@@ -56,29 +54,17 @@ class Stepper:
         self.sequences = sequences
         self.page_size = page_size
         self.groups: tuple[LayerGroup, ...] = group_layers(probe_model(model).layers)
-        self.storage = KVStorage(
-            self.groups,
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            page_size=page_size,
-            dtype=torch.float32,
-            device=CPU,
+        plan = make_plan(
+            CacheShape(page_size, self.groups).sized(num_blocks, 64, num_host_blocks),
+            attn_implementation=attention,
+            max_requests=len(sequences),
+            max_batch_tokens=64,
+            max_context=64 * page_size,
+            vocab_size=model.config.vocab_size,
+            logits_size=model.config.vocab_size,
         )
-        rows = Rows(
-            num_rows=len(sequences),
-            max_blocks=64,
-            page_size=page_size,
-            spans=[group.span for group in self.groups],
-            device=CPU,
-        )
-        self.runner = Runner(
-            self._forward,
-            groups=self.groups,
-            storage=self.storage,
-            backend=make_backend(attention),
-            rows=rows,
-            sampler=Sampler(len(sequences), model.config.vocab_size, CPU),
-        )
+        self.runner = Runner(self._forward, plan, CPU)
+        self.storage = self.runner.storage
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
         self.poison(self.free)

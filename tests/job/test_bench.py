@@ -9,13 +9,11 @@ from cbgen.bench import measurement
 from cbgen.bench.measurement import StepRecorder, run_bench
 from cbgen.bench.roofline import MachineRates
 from cbgen.bench.workloads import BenchRequest, Workload
-from cbgen.engine.build import attached_engine
-from cbgen.engine.config import ContinuousBatchingConfig
 from cbgen.engine.request import Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.errors import EngineError, UsageError
 from cbgen.recipe.load import recipe_from_mapping
-from tests.helpers.models import full_logits
+from tests.helpers.models import full_logits, make_engine
 from tests.helpers.models import tiny_model as shared_model
 from tests.helpers.tiny_checkpoint import CONTEXT
 
@@ -115,11 +113,11 @@ def test_nothing_of_the_warm_up_is_found_in_the_cache(run):
 def test_a_preempted_request_is_recorded_each_time_it_runs():
     recorder = StepRecorder()
     model = shared_model("llama")
-    config = ContinuousBatchingConfig(num_blocks=6, page_size=4, allow_block_sharing=False)
+    config = {"num_blocks": 6, "page_size": 4, "allow_block_sharing": False}
     requests = [
         Request(str(first), [first] * 4, SamplingParams(max_new_tokens=14)) for first in (3, 4)
     ]
-    with attached_engine(model, config, observer=recorder, first_answer_share=0.0) as built:
+    with make_engine(model, observer=recorder, **config) as built:
         recorder.watch(requests)
         for request in requests:
             built.engine.add(request)

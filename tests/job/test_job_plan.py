@@ -168,12 +168,12 @@ def test_the_plan_without_weights_is_that_of_the_run(summary, tiny_model, is_win
     with attached_engine(model, config) as built:
         plan = built.plan
     assert planned["cache"] == {
-        "blocks": plan.num_blocks,
-        "page_size": plan.page_size,
-        "tokens": plan.num_blocks * plan.page_size,
-        "pool_blocks": plan.num_pool_blocks,
-        "block_bytes": plan.block_bytes,
-        "longest_request": min(plan.max_context, plan.cache_tokens),
+        "blocks": plan.cache.num_blocks,
+        "page_size": plan.cache.page_size,
+        "tokens": plan.cache.num_blocks * plan.cache.page_size,
+        "pool_blocks": plan.cache.num_pool_blocks,
+        "block_bytes": plan.cache.block_bytes,
+        "longest_request": min(plan.max_context, plan.cache.max_tokens),
         "shares_prefixes": plan.shares_prefixes,
     }
-    assert planned["host_pool"]["blocks"] == plan.num_host_blocks
+    assert planned["host_pool"]["blocks"] == plan.cache.num_host_blocks

@@ -58,7 +58,7 @@ def test_a_persistent_manager_builds_another_engine_where_settings_need_one(own_
         {"page_size": 8},
         persistent_manager=True,
     )
-    assert kept_manager(own_model)._engine.built.plan.page_size == 8
+    assert kept_manager(own_model)._engine.built.plan.cache.page_size == 8
 
 
 def test_a_persistent_manager_sees_weights_that_changed_between_two_calls(own_model):

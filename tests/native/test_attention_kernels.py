@@ -126,7 +126,6 @@ class Step:
             key_lens=key_lens,
             block_tables=self.tables[rows],
             slot_mapping=torch.empty(0, dtype=torch.int64),
-            page_size=self.shape.page_size,
             first_keys=[],
             key_starts=[],
             key_blocks=[],

@@ -87,7 +87,6 @@ class Step:
             key_lens=[keys for _, keys, _ in self.shape.requests],
             block_tables=self.tables,
             slot_mapping=torch.empty(0, dtype=torch.int64),
-            page_size=self.shape.page_size,
             first_keys=[],
             key_starts=[],
             key_blocks=[],

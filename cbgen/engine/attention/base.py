@@ -16,9 +16,6 @@ class AttentionCapabilities:
 
     softcap: bool
     sinks: bool
-    page_multiple: int = 1
-    """Page sizes must be a multiple of this."""
-    graph_capturable: bool = False
     serves_decoder: bool = False
     """Whether decoder layers of the C++ kernels may attend in its place, with the same result."""
 
@@ -45,9 +42,9 @@ class LayerCache:
     """
 
     keys: torch.Tensor
-    """[num_blocks, page_size, num_kv_heads, key_dim]."""
+    """[num_blocks, tokens of a page, num_kv_heads, key_dim]."""
     values: torch.Tensor
-    """[num_blocks, page_size, num_kv_heads, value_dim]."""
+    """[num_blocks, tokens of a page, num_kv_heads, value_dim]."""
 
     def write(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Store the step's keys and values at their slots.
@@ -55,7 +52,7 @@ class LayerCache:
         Args:
             key: [T, num_kv_heads, key_dim].
             value: [T, num_kv_heads, value_dim].
-            slot_mapping: [T] int64, block * page_size + offset.
+            slot_mapping: [T] int64, block * tokens of a page + offset.
         """
         _write_slots(self.keys, key, slot_mapping)
         _write_slots(self.values, value, slot_mapping)
@@ -66,8 +63,8 @@ def _write_slots(pages: torch.Tensor, tokens: torch.Tensor, slot_mapping: torch.
         pages.flatten(0, 1).index_copy_(0, slot_mapping, tokens)
         return
     # Flattening strided pages would make a copy of them, and the tokens would land there.
-    page_size = pages.shape[1]
-    pages[slot_mapping // page_size, slot_mapping % page_size] = tokens
+    size = pages.shape[1]
+    pages[slot_mapping // size, slot_mapping % size] = tokens
 
 
 class AttentionBackend(Protocol):
@@ -100,8 +97,8 @@ def gather_pages(pages: torch.Tensor, blocks: slice | torch.Tensor, seen: slice)
     """Return some of one request's keys or values: [keys in `seen`, num_kv_heads, dim].
 
     Args:
-        pages: [num_blocks, page_size, num_kv_heads, dim].
+        pages: [num_blocks, tokens of a page, num_kv_heads, dim].
         blocks: the request's blocks, [k] int64 or a slice.
-        seen: which of the k * page_size tokens in these blocks.
+        seen: which of the tokens in these blocks.
     """
     return pages[blocks].flatten(0, 1)[seen]

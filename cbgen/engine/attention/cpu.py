@@ -67,7 +67,7 @@ class CpuBackend:
             kv_heads=keys.shape[2],
             key_dim=key_dim,
             value_dim=values.shape[3],
-            page_size=metadata.page_size,
+            page_size=keys.shape[1],
             window=metadata.span.window or 0,
             chunk=metadata.span.chunk or 0,
             sinks=None if sinks is None else sinks.data_ptr(),

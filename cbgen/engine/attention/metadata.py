@@ -29,14 +29,13 @@ class AttentionMetadata:
     before those that its queries see, is undefined."""
     slot_mapping: torch.Tensor
     """[T] int64, on the device: place of each new token in the flat cache."""
-    page_size: int
     first_keys: list[int]
     """[n] position of the earliest key that any query of the request sees.
 
     From here to the end every key is seen by some query. Those before may be anybody's, so they
     must not even meet a mask: what is not a number would come through."""
     key_starts: list[int]
-    """[n] position of the first key in `key_blocks`: a multiple of `page_size`, at or before
+    """[n] position of the first key in `key_blocks`: the beginning of a page, at or before
     `first_keys`."""
     key_blocks: list[slice | torch.Tensor]
     """[n] the blocks of each request from `key_starts` to `key_lens`: int64 on the device, or a

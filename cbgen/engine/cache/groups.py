@@ -41,13 +41,10 @@ class AttentionSpan(NamedTuple):
             return position // self.chunk * self.chunk
         return 0
 
-    def most_blocks(self, max_batch_tokens: int, page_size: int) -> int | None:
-        """Return the most blocks that one step of a request needs; None = all of its blocks."""
-        reach = self.window if self.window is not None else self.chunk
-        if reach is None:
-            return None
-        # The keys of the first query of the step, and the step's own, at any offset in a page.
-        return -(-(reach - 1 + max_batch_tokens) // page_size) + 1
+    @property
+    def reach(self) -> int | None:
+        """Most keys that a query sees, its own included; None = all."""
+        return self.window if self.window is not None else self.chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +68,9 @@ class LayerFacts:
         """Which keys a query sees."""
         return AttentionSpan(self.sliding_window, self.attention_chunk)
 
-    def page_bytes(self, page_size: int, itemsize: int) -> int:
-        """Return the bytes of one page of this layer, keys and values together."""
-        return page_size * self.num_kv_heads * (self.key_dim + self.value_dim) * itemsize
+    def token_bytes(self, itemsize: int) -> int:
+        """Return the bytes of one token in this layer, key and value together."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ def group_layers(layers: Sequence[LayerFacts]) -> tuple[LayerGroup, ...]:
     groups = []
     for span, members in by_span.items():
         # Layers at the same place share a tensor, so large pages come together.
-        members.sort(key=lambda layer: -layer.page_bytes(1, 1))
+        members.sort(key=lambda layer: -layer.token_bytes(1))
         count = -(-len(members) // size)
         groups += [LayerGroup(span, tuple(members[first::count])) for first in range(count)]
     return tuple(groups)
@@ -106,22 +103,6 @@ def layers_by_place(groups: Sequence[LayerGroup]) -> list[list[LayerFacts]]:
         [group.layers[place] for group in groups if place < len(group.layers)]
         for place in range(num_places)
     ]
-
-
-def block_bytes(groups: Sequence[LayerGroup], page_size: int, itemsize: int) -> int:
-    """Return the bytes of one block of the pool.
-
-    At each place that is the most that the keys of any layer take, and the most that values do.
-    """
-    return sum(
-        page_size
-        * itemsize
-        * (
-            max(layer.num_kv_heads * layer.key_dim for layer in layers)
-            + max(layer.num_kv_heads * layer.value_dim for layer in layers)
-        )
-        for layers in layers_by_place(groups)
-    )
 
 
 def _group_size(counts: Sequence[int]) -> int:

@@ -6,23 +6,20 @@ layer group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from cbgen.engine.cache.block_pool import BlockPool
-from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.cache.host_pool import HostCopy, HostPool
-from cbgen.engine.cache.match import PrefixMatch, PrefixMatcher
-from cbgen.engine.cache.prefix import PrefixNode
-from cbgen.engine.cache.sequence import (
+from cbgen.engine.cache.prefix import PrefixMatch, PrefixMatcher, PrefixNode, PrefixTree
+from cbgen.engine.cache.shape import CacheShape
+from cbgen.engine.cache.tables import (
     BlockSequence,
+    BlockTables,
+    Growth,
     check_sequences,
-    packed_range,
     packed_tokens,
 )
-from cbgen.engine.cache.shape import CacheShape
-from cbgen.engine.cache.tables import BlockTables, Growth
-from cbgen.engine.cache.tree import PrefixTree
 from cbgen.engine.request import Request
 from cbgen.engine.step import BlockCopy, BlockSwap
 
@@ -39,39 +36,20 @@ class KVCache:
     """Owns the blocks of every admitted request, the prefix cache and the host pool.
 
     Args:
-        num_blocks: blocks of the pool that serves all groups.
-        page_size: tokens of a block.
-        spans: attention span of each group.
-        max_batch_tokens: most tokens that one step runs.
+        shape: blocks of the pool and of host memory, and how many a request takes.
         shares_prefixes: whether requests may use one another's blocks.
-        num_host_blocks: blocks of host memory for preempted requests.
-
-    Attributes:
-        shape: how many blocks a request takes, and how many of its tokens a step may run.
-        max_tokens: tokens that one request alone can store.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        page_size: int,
-        spans: Sequence[AttentionSpan] = (AttentionSpan(),),
-        *,
-        max_batch_tokens: int = 1024,
-        shares_prefixes: bool = True,
-        num_host_blocks: int = 0,
-    ) -> None:
-        self.page_size = page_size
-        self.shape = CacheShape.make(
-            spans, page_size, num_pool_blocks=num_blocks, max_batch_tokens=max_batch_tokens
-        )
-        self.max_tokens = self.shape.longest_request(num_blocks)
+    def __init__(self, shape: CacheShape, *, shares_prefixes: bool = True) -> None:
+        self.shape = shape
         self._shares_prefixes = shares_prefixes
-        self._pool = BlockPool(num_blocks, on_evict=lambda block: self._tree.evicted(block))
-        self._tree = PrefixTree(self._pool, spans)
-        self._tables = BlockTables(self._pool, self._tree, self.shape)
-        self._matcher = PrefixMatcher(self._tree.root, page_size, spans)
-        self._host = HostPool(num_host_blocks)
+        self._pool = BlockPool(
+            shape.num_pool_blocks, on_evict=lambda block: self._tree.evicted(block)
+        )
+        self._tree = PrefixTree(self._pool, shape)
+        self._tables = BlockTables(self._pool, self._tree, shape)
+        self._matcher = PrefixMatcher(self._tree.root, shape)
+        self._host = HostPool(shape.num_host_blocks)
         self._sequences: dict[str, BlockSequence] = {}
 
     @property
@@ -166,7 +144,7 @@ class KVCache:
         is_usable = num_tokens > 0 and not sequence.is_stale
         if not (is_usable and self._tables.can_go_on(sequence, num_tokens)):
             return None
-        end = -(-num_tokens // self.page_size)
+        end = self.shape.num_pages(num_tokens)
         held = (place for place in sequence.held() if place[0][0] < end)
         return self._host.store(request.request_id, num_tokens, held)
 
@@ -188,7 +166,7 @@ class KVCache:
         for node in reversed(sequence.nodes):
             if node.owner is request:
                 node.owner = None
-                self._tree.truncate(node, num_tokens - node.index * self.page_size)
+                self._tree.truncate(node, num_tokens - self.shape.page_start(node.index))
             for group, block in sequence.held_of(node):
                 self._tables.release(node, group, block)
             node.num_users -= 1
@@ -225,24 +203,22 @@ class KVCache:
         Raises:
             AssertionError: a count, a table, the tree or a free list is wrong.
         """
-        check_sequences(self._sequences, list(active), self.page_size)
+        check_sequences(self._sequences, list(active), self.shape)
         held = ([block for _, block in seq.held()] for seq in self._sequences.values())
         self._pool.check(held, self._tree.check())
         self._host.check(waiting)
 
     def _start(self, request: Request, match: PrefixMatch) -> tuple[HostCopy | None, int]:
         """Return the host copy that a request goes on from, if any, and its computed tokens."""
-        found = match.num_tokens(self.page_size)
+        found = match.num_tokens(self.shape)
         host_copy = self._host.find(request.request_id)
         if host_copy is None:
             return None, found
         return host_copy, max(found, host_copy.num_tokens)
 
     def _index(self, request: Request, sequence: BlockSequence, num_tokens: int) -> None:
-        if self._shares_prefixes and sequence.is_cacheable:
-            begin = sequence.num_final * self.page_size
-            end = min(num_tokens, len(sequence.nodes) * self.page_size)
-            self._tree.index(sequence, packed_range(request, begin, end), self.page_size)
+        if self._shares_prefixes:
+            self._tables.index(request, sequence, num_tokens)
 
     def _copies(self, target: PrefixNode, match: PrefixMatch) -> list[BlockCopy]:
         for source in match.source_blocks:

@@ -1,4 +1,4 @@
-"""The prefix cache: a tree over blocks, searched by token ids.
+"""The prefix cache: a tree over blocks, searched by token ids, and what a request finds in it.
 
     root -- [tokens of the first page] -- [second page] -- ...
                                        `- [second page of another prompt]
@@ -19,7 +19,10 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
+from cbgen.engine.cache.block_pool import BlockPool
+from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.request import Request
 
 TOKEN_BYTES = 4
@@ -141,3 +144,251 @@ def common_run(first: bytes, second: bytes) -> int:
         else:
             high = middle
     return low
+
+
+class PrefixTree:
+    """The tree and, for every block, the node that it belongs to.
+
+    A request refers to all blocks of its path in groups without a window, and gives them back from
+    the last one on. So a block is evicted before the one that it continues. In groups with a
+    window, blocks go in any order: their node stays while it has children.
+
+    Args:
+        pool: the state of the blocks.
+        shape: which groups have no window.
+
+    Attributes:
+        root: the node before all first pages.
+        node_of: the node of each block.
+    """
+
+    def __init__(self, pool: BlockPool, shape: CacheShape) -> None:
+        self._pool = pool
+        self._full_groups = [group for group, span in enumerate(shape.spans) if span.is_full]
+        self.root = PrefixNode(None, len(shape.spans), None)
+        self.node_of: list[PrefixNode] = [self.root] * pool.num_blocks
+
+    def place(self, node: PrefixNode, tokens: bytes) -> bool:
+        """Put a node into the tree under these tokens, or keep it as it is if that cannot be.
+
+        Returns:
+            Whether it is in the tree under these tokens.
+        """
+        parent = node.parent
+        assert parent is not None, "the root is not placed"
+        if node.is_indexed and node.tokens == tokens:
+            return True
+        if not parent.is_indexed:
+            return False
+        other = parent.find(tokens)
+        if other is not None:
+            if other.num_users > 0 or all(block >= 0 for block in other.blocks):
+                return False
+            # Windows have passed it, so it was of no use to this request: the new one is better.
+            self._take_out_all(other)
+        if node.is_indexed:
+            parent.remove(node)
+        parent.insert(node, tokens)
+        return True
+
+    def truncate(self, node: PrefixNode, num_tokens: int) -> None:
+        """Cut a node to the tokens that were stored when its owner left."""
+        if not node.is_indexed or num_tokens * TOKEN_BYTES >= len(node.tokens):
+            return
+        if num_tokens <= 0 or not self.place(node, node.tokens[: num_tokens * TOKEN_BYTES]):
+            self._take_out_all(node)
+
+    def evicted(self, block_id: int) -> None:
+        """Learn that the pool has given up a cached block."""
+        node = self.node_of[block_id]
+        node.blocks[node.blocks.index(block_id)] = -1
+        self.drop_if_useless(node)
+
+    def drop_if_useless(self, node: PrefixNode) -> None:
+        """Take a node out of the tree, and then its parents, if nothing can be found through it."""
+        while node.parent is not None and node.num_users == 0 and not node.children:
+            if not self._is_useless(node):
+                return
+            parent = node.parent
+            if node.is_indexed:
+                self._take_out(node)
+            node = parent
+
+    def clear(self) -> None:
+        """Empty the tree; blocks in use stay with their users."""
+        for node in reversed(list(self.root.subtree())):
+            self._take_out(node)
+
+    def check(self) -> list[int]:
+        """Verify the tree and return all blocks that can be found in it.
+
+        Raises:
+            AssertionError: a node is out of order, useless, or in nobody's list of children.
+        """
+        found: list[int] = []
+        for node in self.root.subtree():
+            parent = node.parent
+            assert parent is not None, "only the root has no parent"
+            if not node.is_indexed or parent.find(node.tokens) is not node:
+                raise AssertionError(f"a node of {len(node.tokens)} bytes is not where it belongs")
+            is_left = node.num_users == 0 and not node.children
+            if is_left and (node.owner is not None or self._is_useless(node)):
+                raise AssertionError(f"node {node.index} is of no use and still in the tree")
+            blocks = [block for block in node.blocks if block >= 0]
+            if any(self.node_of[block] is not node for block in blocks):
+                raise AssertionError(f"blocks {blocks} are in a node that is not theirs")
+            found += blocks
+        return found
+
+    def _is_useless(self, node: PrefixNode) -> bool:
+        blocks = node.blocks
+        return all(block < 0 for block in blocks) or any(blocks[g] < 0 for g in self._full_groups)
+
+    def _take_out_all(self, node: PrefixNode) -> None:
+        """Take a node out of the tree with all that continues it, which others may be using."""
+        for useless in reversed([node, *node.subtree()]):
+            self._take_out(useless)
+
+    def _take_out(self, node: PrefixNode) -> None:
+        assert node.parent is not None, "the root stays"
+        node.parent.remove(node)
+        for group, block in enumerate(node.blocks):
+            if block >= 0 and self._pool.is_free(block):
+                self._pool.discard(block)
+                node.blocks[group] = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest usable beginning of a request; empty if there is none."""
+
+    nodes: list[PrefixNode] = field(default_factory=list)
+    """Full pages to share, from the first on."""
+    tail: PrefixNode | None = None
+    """A node that holds the beginning of the next page."""
+    tail_tokens: int = 0
+    """How many tokens of it are wanted."""
+    source_blocks: list[int] = field(default_factory=list)
+    """Blocks of each group to copy them from; empty if the request goes on in the tail itself."""
+    must_wait: bool = False
+    """More is being computed right now by another request, and can be used in a later step."""
+
+    @property
+    def shared(self) -> list[PrefixNode]:
+        """Nodes that the request uses itself: full pages, and a tail that it goes on in."""
+        if self.tail is None or self.source_blocks:
+            return self.nodes
+        return [*self.nodes, self.tail]
+
+    def num_tokens(self, shape: CacheShape) -> int:
+        """Return the tokens that need not be computed."""
+        return shape.page_start(len(self.nodes)) + self.tail_tokens
+
+
+class PrefixMatcher:
+    """Finds matches. What must have been stored when is explained at each step.
+
+    Args:
+        root: root of the tree.
+        shape: pages, and which groups have a window.
+    """
+
+    def __init__(self, root: PrefixNode, shape: CacheShape) -> None:
+        self._root = root
+        self._shape = shape
+        self._page_size = page_size = shape.page_size
+        self._windows = [(g, span) for g, span in enumerate(shape.spans) if not span.is_full]
+        # Below this many tokens, copying the pages of every layer costs more than it saves.
+        self._least_copy = max(1, page_size // 16)
+
+    def match(
+        self, request: Request, tokens: bytes, step: int, *, has_tail: bool = True
+    ) -> PrefixMatch:
+        """Return the longest usable beginning of a request's packed tokens.
+
+        At least one token is left to compute: its logits are wanted.
+
+        Args:
+            request: not admitted.
+            tokens: its known tokens, packed.
+            step: number of the step that is being scheduled.
+            has_tail: whether a part of a page is of use, too.
+        """
+        page_size, limit = self._page_size, request.num_tokens - 1
+        nodes: list[PrefixNode] = []
+        parent = self._root
+        while True:
+            begin = len(nodes) * page_size
+            query = tokens[begin * TOKEN_BYTES : (begin + page_size) * TOKEN_BYTES]
+            child, run = parent.closest(query)
+            run = min(run, limit - begin)
+            # A whole block may be shared in the very step that computes it: in each layer, keys
+            # and values of all tokens are written before any of them attends.
+            if child is None or run < page_size or self._stored(child) < page_size:
+                break
+            nodes.append(child)
+            parent = child
+        found = self._with_tail(nodes, child, run, step) if has_tail else PrefixMatch(nodes)
+        return self._cut_to_windows(found) if self._windows else found
+
+    def _with_tail(
+        self, nodes: list[PrefixNode], child: PrefixNode | None, run: int, step: int
+    ) -> PrefixMatch:
+        if child is None or run <= 0:
+            return PrefixMatch(nodes)
+        length = len(child.tokens) // TOKEN_BYTES
+        is_left = child.owner is None and child.num_users == 0
+        if is_left and run == length < self._page_size:
+            return PrefixMatch(nodes, child, run)
+        if run < self._least_copy:
+            return PrefixMatch(nodes)
+        # Copies run before the step's tokens do, so the source must be from an earlier step.
+        settled, blocks = self._settled(child, step)
+        if run - settled >= self._least_copy:
+            return PrefixMatch(nodes, must_wait=True)
+        run = min(run, settled)  # a step is not worth a few tokens more
+        if run < self._least_copy:
+            return PrefixMatch(nodes)
+        return PrefixMatch(nodes, child, run, list(blocks))
+
+    def _cut_to_windows(self, found: PrefixMatch) -> PrefixMatch:
+        """Shorten a match until windowed groups have all that its next token sees."""
+        nodes, tail = found.nodes, found.tail
+        tables = [node.blocks for node in nodes]
+        if tail is not None:
+            tables.append(found.source_blocks or tail.blocks)
+        num_tokens = found.num_tokens(self._shape)
+        while (gap := self._gap(tables, num_tokens)) is not None:
+            # Every shorter match that reaches beyond the gap sees it too.
+            num_tokens = gap * self._page_size
+        kept = num_tokens // self._page_size
+        if kept >= len(nodes) and num_tokens == found.num_tokens(self._shape):
+            return found
+        return PrefixMatch(nodes[:kept])
+
+    def _gap(self, tables: list[list[int]], num_tokens: int) -> int | None:
+        """Return the first logical block that the token after `num_tokens` misses."""
+        end = self._shape.num_pages(num_tokens)
+        for group, span in self._windows:
+            for index in range(span.first_key(num_tokens) // self._page_size, end):
+                if tables[index][group] < 0:
+                    return index
+        return None
+
+    def _stored(self, node: PrefixNode) -> int:
+        """Return how many tokens of a node are in the cache once the running step is over."""
+        length = len(node.tokens) // TOKEN_BYTES
+        if node.owner is None:
+            return length
+        return min(length, node.owner.num_computed_tokens - node.index * self._page_size)
+
+    def _settled(self, node: PrefixNode, step: int) -> tuple[int, list[int]]:
+        """Return how many tokens of a node were stored before a step, and in which blocks."""
+        copied_in, num_copied, blocks = node.copied
+        if copied_in == step:
+            return num_copied, blocks
+        length = len(node.tokens) // TOKEN_BYTES
+        if node.owner is None:
+            return length, node.blocks
+        settled = node.owner.settled_tokens(step) - node.index * self._page_size
+        return min(length, settled), node.blocks

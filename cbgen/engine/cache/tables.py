@@ -1,19 +1,114 @@
-"""Fills the block tables of sequences: how many blocks in each layer group, and which ones.
+"""Block tables: the logical blocks of each request, and which blocks it holds in each group.
 
 Groups with a window hold blocks from the window on and give back those behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cbgen.engine.cache.block_pool import BlockPool
-from cbgen.engine.cache.prefix import PrefixNode
-from cbgen.engine.cache.sequence import BlockSequence
+from cbgen.engine.cache.prefix import TOKEN_BYTES, PrefixNode, PrefixTree, pack_tokens
 from cbgen.engine.cache.shape import CacheShape
-from cbgen.engine.cache.tree import PrefixTree
 from cbgen.engine.request import Request
+
+
+class BlockSequence:
+    """Logical blocks in order. In group g it holds those from `first[g]` up to `end[g]`.
+
+    Attributes:
+        num_final: leading nodes whose tokens are complete and in the tree.
+        is_cacheable: whether later nodes can be put into the tree; not if one before is missing.
+        is_stale: whether its keys are those of weights that have changed since.
+    """
+
+    __slots__ = ("end", "first", "is_cacheable", "is_stale", "nodes", "num_final")
+
+    def __init__(self, num_groups: int) -> None:
+        self.nodes: list[PrefixNode] = []
+        self.first = [0] * num_groups
+        self.end = [0] * num_groups
+        self.num_final = 0
+        self.is_cacheable = True
+        self.is_stale = False
+
+    def append(self, node: PrefixNode) -> None:
+        """Add the next logical block."""
+        node.num_users += 1
+        self.nodes.append(node)
+
+    def pass_by(self, group: int, first: int) -> list[tuple[PrefixNode, int]]:
+        """Stop holding the blocks of a group before `first`; return them."""
+        begin, end = self.first[group], min(first, self.end[group])
+        if first > begin:
+            self.first[group] = first
+            self.end[group] = max(first, self.end[group])
+        return [(node, node.blocks[group]) for node in self.nodes[begin:end]]
+
+    def held(self) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield ((logical block, group), block) of all that it holds."""
+        for group, (first, end) in enumerate(zip(self.first, self.end, strict=True)):
+            for node in self.nodes[first:end]:
+                yield (node.index, group), node.blocks[group]
+
+    def held_of(self, node: PrefixNode) -> list[tuple[int, int]]:
+        """Return (group, block) of what it holds of one of its nodes."""
+        return [
+            (group, block)
+            for group, block in enumerate(node.blocks)
+            if self.first[group] <= node.index < self.end[group]
+        ]
+
+    def table(self, group: int) -> tuple[int, ...]:
+        """Return the blocks that it holds in a group, in logical order."""
+        nodes = self.nodes[self.first[group] : self.end[group]]
+        return tuple(node.blocks[group] for node in nodes)
+
+
+def packed_tokens(request: Request) -> bytes:
+    """Return the known tokens of a waiting request, packed once while they do not change."""
+    if request.packed_tokens is None:
+        request.packed_tokens = pack_tokens([*request.prompt_ids, *request.generated_tokens])
+    return request.packed_tokens
+
+
+def packed_range(request: Request, begin: int, end: int) -> bytes:
+    """Return the known tokens of a request from position `begin` up to `end`, packed."""
+    num_prompt = len(request.prompt_ids)
+    if begin >= num_prompt:
+        return pack_tokens(request.generated_tokens[begin - num_prompt : end - num_prompt])
+    generated = request.generated_tokens[: max(0, end - num_prompt)]
+    return pack_tokens([*request.prompt_ids[begin:end], *generated])
+
+
+def check_sequences(
+    sequences: Mapping[str, BlockSequence], active: Sequence[Request], shape: CacheShape
+) -> None:
+    """Compare the sequences with the admitted requests.
+
+    Raises:
+        AssertionError: one is missing or left over, or has too few or too many blocks.
+    """
+    if sequences.keys() != {request.request_id for request in active}:
+        strange = sorted(sequences.keys() ^ {request.request_id for request in active})
+        raise AssertionError(f"block tables and admitted requests differ: {strange[:8]}")
+    for request in active:
+        sequence = sequences[request.request_id]
+        stored, known = request.num_computed_tokens, request.num_tokens
+        name, count = request.request_id, len(sequence.nodes)
+        if not shape.num_pages(stored) <= count <= shape.num_pages(known):
+            raise AssertionError(
+                f"{name} holds {count} blocks with {stored} tokens stored, {known} known"
+            )
+        num_slots = shape.page_start(min(sequence.end))
+        if request.num_slots != num_slots or num_slots < stored:
+            raise AssertionError(f"{name} has {stored} tokens stored and {request.num_slots} slots")
+        for index, node in enumerate(sequence.nodes):
+            if node.index != index or node.num_users < 1:
+                raise AssertionError(f"logical block {index} of {name} is out of place")
+            if any(block < 0 for _, block in sequence.held_of(node)):
+                raise AssertionError(f"logical block {index} of {name} is held and not there")
 
 
 class Growth(NamedTuple):
@@ -40,9 +135,8 @@ class BlockTables:
     def __init__(self, pool: BlockPool, tree: PrefixTree, shape: CacheShape) -> None:
         self._pool = pool
         self._tree = tree
-        self._page_size = shape.page_size
-        self._spans = shape.spans
-        self._most = shape.most_blocks
+        self._shape = shape
+        self._page_bytes = shape.page_start(1) * TOKEN_BYTES
 
     def can_begin(self, shared: Sequence[PrefixNode], start: int, num_tokens: int) -> bool:
         """Whether there are blocks for a new sequence.
@@ -53,8 +147,8 @@ class BlockTables:
             num_tokens: tokens that it knows.
         """
         wanted = 0
-        for group, span in enumerate(self._spans):
-            first = span.first_key(start) // self._page_size
+        for group, span in enumerate(self._shape.spans):
+            first = self._shape.page_of(span.first_key(start))
             end = self._horizon(group, first, num_tokens)
             wanted += end - first - self._num_in_use(shared[first:end], group)
         return wanted <= self._pool.num_free
@@ -74,8 +168,8 @@ class BlockTables:
         """
         wanted: list[tuple[int, int, int]] = []
         num_missing = 0
-        for group, span in enumerate(self._spans):
-            first = span.first_key(start) // self._page_size
+        for group, span in enumerate(self._shape.spans):
+            first = self._shape.page_of(span.first_key(start))
             for node, block in sequence.pass_by(group, first):
                 self.release(node, group, block)
             begin, end = sequence.end[group], self._horizon(group, first, request.num_tokens)
@@ -85,9 +179,9 @@ class BlockTables:
                 num_missing += end - begin - in_use
         if num_missing > self._pool.num_free:
             return None
-        while len(sequence.nodes) * self._page_size < request.num_tokens:
+        while self._shape.page_start(len(sequence.nodes)) < request.num_tokens:
             parent = sequence.nodes[-1] if sequence.nodes else self._tree.root
-            sequence.append(PrefixNode(parent, len(self._spans), request))
+            sequence.append(PrefixNode(parent, len(self._shape.spans), request))
         for group, begin, end in wanted:  # all that is shared, before anything is evicted
             for node in sequence.nodes[begin:end]:
                 if node.blocks[group] >= 0:
@@ -99,8 +193,32 @@ class BlockTables:
             fresh.update(self._fill(nodes, group))
             sequence.end[group] = end
             growth.append(Growth(group, begin, tuple(node.blocks[group] for node in nodes)))
-        request.num_slots = min(sequence.end) * self._page_size
+        request.num_slots = self._shape.page_start(min(sequence.end))
         return growth, fresh
+
+    def index(self, request: Request, sequence: BlockSequence, num_tokens: int) -> None:
+        """Put nodes of a sequence into the prefix tree, as far as their tokens are known.
+
+        Args:
+            request: whose tokens they are.
+            sequence: its leading `num_final` nodes are in the tree for good.
+            num_tokens: tokens of the request that may be found.
+        """
+        if not sequence.is_cacheable:
+            return
+        begin = self._shape.page_start(sequence.num_final)
+        end = min(num_tokens, self._shape.page_start(len(sequence.nodes)))
+        tokens, page_bytes = packed_range(request, begin, end), self._page_bytes
+        for first in range(0, len(tokens), page_bytes):
+            page = tokens[first : first + page_bytes]
+            is_placed = self._tree.place(sequence.nodes[sequence.num_final], page)
+            if len(page) < page_bytes:
+                return  # it will be placed again when it is full
+            # Where another node has these tokens, what follows this one could not be found.
+            sequence.is_cacheable = is_placed
+            if not is_placed:
+                return
+            sequence.num_final += 1
 
     def can_go_on(self, sequence: BlockSequence, start: int) -> bool:
         """Whether a sequence holds all blocks that the token at position `start` sees.
@@ -108,8 +226,8 @@ class BlockTables:
         Not if its windows have moved up to a token behind it, whose result is not known yet.
         """
         return all(
-            sequence.first[group] <= span.first_key(start) // self._page_size
-            for group, span in enumerate(self._spans)
+            sequence.first[group] <= self._shape.page_of(span.first_key(start))
+            for group, span in enumerate(self._shape.spans)
         )
 
     def release(self, node: PrefixNode, group: int, block: int) -> None:
@@ -132,5 +250,5 @@ class BlockTables:
 
     def _horizon(self, group: int, first: int, num_tokens: int) -> int:
         """Return where the blocks that are held from logical block `first` on end."""
-        count, most = -(-num_tokens // self._page_size), self._most[group]
+        count, most = self._shape.num_pages(num_tokens), self._shape.most_blocks[group]
         return count if most is None else min(first + most, count)

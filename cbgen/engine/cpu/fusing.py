@@ -136,7 +136,6 @@ def _metadata() -> AttentionMetadata:
         key_lens=lengths,
         block_tables=nn.utils.rnn.pad_sequence(tables, batch_first=True),
         slot_mapping=torch.tensor(slots),
-        page_size=_PAGE_SIZE,
         first_keys=[0] * len(lengths),
         key_starts=[0] * len(lengths),
         key_blocks=list(tables),

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.events import EngineObserver
-from cbgen.engine.scheduler.base import Scheduler, SchedulerLimits
+from cbgen.engine.plan import EnginePlan
+from cbgen.engine.scheduler.base import Scheduler
 from cbgen.engine.scheduler.fifo import FifoScheduler
 from cbgen.engine.scheduler.prefill_first import PrefillFirstScheduler
 
-__all__ = ["Scheduler", "SchedulerLimits", "make_scheduler"]
+__all__ = ["Scheduler", "make_scheduler"]
 
 _SCHEDULERS = {"fifo": FifoScheduler, "prefill_first": PrefillFirstScheduler}
 
 
 def make_scheduler(
-    scheduler_type: str,
-    cache: KVCache,
-    limits: SchedulerLimits,
-    observer: EngineObserver | None = None,
+    plan: EnginePlan, cache: KVCache, observer: EngineObserver | None = None
 ) -> Scheduler:
-    """Return the scheduler of that name.
+    """Return the scheduler that the plan names.
+
+    Args:
+        plan: every bound.
+        cache: an empty cache of the plan's shape.
+        observer: is told what happens to rows.
 
     Raises:
-        ValueError: the name is unknown.
+        ValueError: the plan names none that there is.
     """
-    if scheduler_type not in _SCHEDULERS:
+    if plan.scheduler_type not in _SCHEDULERS:
         expected = " or ".join(_SCHEDULERS)
-        raise ValueError(f"scheduler_type is {scheduler_type!r}; expected {expected}")
-    return _SCHEDULERS[scheduler_type](cache, limits, observer)
+        raise ValueError(f"scheduler_type is {plan.scheduler_type!r}; expected {expected}")
+    return _SCHEDULERS[plan.scheduler_type](plan, cache, observer)

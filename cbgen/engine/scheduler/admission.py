@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import Request
-from cbgen.engine.scheduler.base import SchedulerLimits
 from cbgen.errors import RowError
 
 
-def refusal(
-    request: Request, limits: SchedulerLimits, cache_tokens: int, *, is_duplicate: bool
-) -> RowError | None:
+def refusal(request: Request, plan: EnginePlan, *, is_duplicate: bool) -> RowError | None:
     """Return why a request can never run, or None if it can.
 
     Args:
         request: the request, not yet taken.
-        limits: the bounds of the engine.
-        cache_tokens: tokens that one request alone can store.
+        plan: the bounds of the engine.
         is_duplicate: whether an unfinished request has the same id.
     """
     prompt_ids = request.prompt_ids
@@ -25,20 +22,21 @@ def refusal(
         )
     if not prompt_ids:
         return _error("empty_prompt", "the prompt has no tokens; give at least one")
-    if min(prompt_ids) < 0 or max(prompt_ids) >= limits.vocab_size:
-        wrong = next(t for t in prompt_ids if not 0 <= t < limits.vocab_size)
+    if min(prompt_ids) < 0 or max(prompt_ids) >= plan.vocab_size:
+        wrong = next(t for t in prompt_ids if not 0 <= t < plan.vocab_size)
         return _error(
             "token_out_of_vocabulary",
             f"token id {wrong} at position {prompt_ids.index(wrong)} is outside the model's "
-            f"vocabulary of {limits.vocab_size} tokens",
+            f"vocabulary of {plan.vocab_size} tokens",
         )
-    if len(prompt_ids) >= limits.max_context:
+    if len(prompt_ids) >= plan.max_context:
         return _error(
             "prompt_too_long",
             f"the prompt has {len(prompt_ids)} tokens, and the model's context of "
-            f"{limits.max_context} must hold it and at least one new token; shorten it or set "
+            f"{plan.max_context} must hold it and at least one new token; shorten it or set "
             "prompt.truncation",
         )
+    cache_tokens = plan.cache.max_tokens
     if len(prompt_ids) > cache_tokens:
         return _error(
             "prompt_exceeds_cache",
@@ -48,7 +46,7 @@ def refusal(
     return None
 
 
-def token_limit(request: Request, limits: SchedulerLimits, cache_tokens: int) -> int:
+def token_limit(request: Request, plan: EnginePlan) -> int:
     """Return the tokens of prompt and answer together at which a request ends with `length`.
 
     A request that sets no bound itself takes what context and cache leave. One that does is never
@@ -56,8 +54,8 @@ def token_limit(request: Request, limits: SchedulerLimits, cache_tokens: int) ->
     stored, so a cache of n tokens allows n + 1.
     """
     if request.params.max_new_tokens is None:
-        return min(limits.max_context, cache_tokens + 1)
-    return min(len(request.prompt_ids) + request.params.max_new_tokens, limits.max_context)
+        return min(plan.max_context, plan.cache.max_tokens + 1)
+    return min(len(request.prompt_ids) + request.params.max_new_tokens, plan.max_context)
 
 
 def outgrown(cache_tokens: int) -> RowError:

@@ -3,36 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import Request
 from cbgen.engine.step import ScheduledBatch, StepResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """The bounds of every step, decided by the plan."""
-
-    max_batch_tokens: int
-    max_requests: int
-    """Requests admitted at once, that is rows of the persistent buffers."""
-    max_context: int
-    """Tokens of prompt and answer together that the model takes."""
-    vocab_size: int
-    """Token ids are in [0, vocab_size)."""
-    safety_margin: float
-    """Share of the cache below which nothing is admitted beside running requests."""
-    first_answer_share: float = 1.0
-    """Share of its longest answer that a request is expected to use, until answers have ended."""
-
-    def __post_init__(self) -> None:
-        if self.max_requests > self.max_batch_tokens:
-            raise ValueError(
-                f"max_requests ({self.max_requests}) must not exceed max_batch_tokens "
-                f"({self.max_batch_tokens}): every decoding request runs one token a step"
-            )
 
 
 class Scheduler(Protocol):

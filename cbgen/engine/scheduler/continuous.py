@@ -18,11 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from cbgen.engine.cache.kv_cache import KVCache
-from cbgen.engine.cache.match import PrefixMatch
+from cbgen.engine.cache.prefix import PrefixMatch
 from cbgen.engine.events import EngineObserver, StepStats
+from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import FinishReason, Request, RequestStatus
 from cbgen.engine.scheduler.admission import outgrown, refusal, token_limit
-from cbgen.engine.scheduler.base import SchedulerLimits
 from cbgen.engine.scheduler.builder import BatchBuilder
 from cbgen.engine.scheduler.counters import Counters
 from cbgen.engine.scheduler.families import Families
@@ -44,19 +44,19 @@ class ContinuousScheduler(ABC):
     """Owns the waiting queue, the admitted requests (oldest admission first) and the free rows."""
 
     def __init__(
-        self, cache: KVCache, limits: SchedulerLimits, observer: EngineObserver | None = None
+        self, plan: EnginePlan, cache: KVCache, observer: EngineObserver | None = None
     ) -> None:
         self._cache = cache
-        self._limits = limits
+        self._plan = plan
         self._observer = observer
         self._waiting = WaitingQueue()
         self._active: dict[str, Request] = {}
         self._unfinished: dict[str, Request] = {}
         self._finished: list[Request] = []
-        self._free_rows = list(reversed(range(limits.max_requests)))
+        self._free_rows = list(reversed(range(plan.max_requests)))
         self._num_admissions = 0
         self._families = Families()
-        self._gate = AdmissionGate(cache, limits)
+        self._gate = AdmissionGate(plan, cache)
         self._counters = Counters()
 
     @abstractmethod
@@ -68,12 +68,12 @@ class ContinuousScheduler(ABC):
     def add(self, request: Request) -> None:
         """Take a request, or fail it at once if it can never run; `take_finished` then has it."""
         duplicate = request.request_id in self._unfinished
-        error = refusal(request, self._limits, self._cache.max_tokens, is_duplicate=duplicate)
+        error = refusal(request, self._plan, is_duplicate=duplicate)
         if error is not None:
             request.fail(error.code, error.message)
             self._finished.append(request)
             return
-        request.max_tokens = token_limit(request, self._limits, self._cache.max_tokens)
+        request.max_tokens = token_limit(request, self._plan)
         self._unfinished[request.request_id] = request
         self._families.add(request)
         self._waiting.append(request)
@@ -104,8 +104,8 @@ class ContinuousScheduler(ABC):
 
     def schedule(self) -> ScheduledBatch:
         """Decide one step; never empty while a request is unfinished."""
-        builder = BatchBuilder(self._counters.steps + 1, self._limits.max_batch_tokens)
-        no_room = self._cache.max_tokens + 1
+        builder = BatchBuilder(self._counters.steps + 1, self._plan.max_batch_tokens)
+        no_room = self._plan.cache.max_tokens + 1
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._active.values():
@@ -150,7 +150,7 @@ class ContinuousScheduler(ABC):
             waiting=list(self._waiting),
             unfinished=list(self._unfinished),
             rows=[*self._free_rows, *(request.row for request in self._active.values())],
-            num_rows=self._limits.max_requests,
+            num_rows=self._plan.max_requests,
             expected_blocks=self._gate.expected_blocks,
         )
 
@@ -174,7 +174,7 @@ class ContinuousScheduler(ABC):
             if request.row < 0:
                 continue
             wanted = request.num_tokens - request.num_computed_tokens
-            count = min(wanted, builder.tokens_left, self._cache.shape.chunk_tokens)
+            count = min(wanted, builder.tokens_left, self._plan.cache.chunk_tokens)
             if count == 0:
                 return
             end = request.num_computed_tokens + count
@@ -257,8 +257,8 @@ class ContinuousScheduler(ABC):
             if known >= request.max_tokens:
                 self._end(request, RequestStatus.FINISHED, FinishReason.LENGTH)
                 return
-            if known > self._cache.max_tokens:
-                self._fail(request, outgrown(self._cache.max_tokens))
+            if known > self._plan.cache.max_tokens:
+                self._fail(request, outgrown(self._plan.cache.max_tokens))
                 return
 
     def _end(self, request: Request, status: RequestStatus, reason: FinishReason) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cbgen.engine.cache.kv_cache import KVCache
-from cbgen.engine.cache.match import PrefixMatch
+from cbgen.engine.cache.prefix import PrefixMatch
+from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import Request
-from cbgen.engine.scheduler.base import SchedulerLimits
 from cbgen.engine.scheduler.expectation import AnswerExpectation
 
 
@@ -17,10 +17,10 @@ class AdmissionGate:
         expected_blocks: blocks that all admitted requests are expected to need.
     """
 
-    def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
+    def __init__(self, plan: EnginePlan, cache: KVCache) -> None:
         self._cache = cache
-        self._least_free = limits.safety_margin * cache.num_blocks
-        self.expectation = AnswerExpectation(limits.first_answer_share)
+        self._least_free = plan.safety_margin * cache.num_blocks
+        self.expectation = AnswerExpectation(plan.first_answer_share)
         self.expected_blocks = 0
 
     def fits(self, request: Request, match: PrefixMatch, *, is_alone: bool) -> bool:
