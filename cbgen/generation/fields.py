@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Literal
 
 from cbgen.engine.sampling.params import MAX_SEED, RANGES
@@ -38,7 +39,7 @@ class Support(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The name of a field in request bodies, and where a body differs in more than the name."""
+    """The name of a field in request bodies, where a body differs in more than the name."""
 
     name: str
     endpoints: tuple[Endpoint, ...] = ("chat", "completions")
@@ -49,18 +50,24 @@ class Alias:
     """Length of a list in OpenAI's API; vLLM has no bound."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """A field, its values and its support; null is accepted for every one and means unset."""
 
-    name: str
-    type: Annotation
     support: Support
+    name: str
     doc: str = ""
+    type: Annotation = Any
     range: Range = ANY_NUMBER
     neutral: tuple[Plain, ...] = ()
     """Values that ask for nothing."""
-    aliases: tuple[Alias, ...] = ()
+    body: str | tuple[Alias, ...] = ()
+    """Its names in request bodies of OpenAI's API and of vLLM; of two in a body the later counts."""
+
+    @property
+    def aliases(self) -> tuple[Alias, ...]:
+        """The names of the field in request bodies."""
+        return (Alias(self.body),) if isinstance(self.body, str) else self.body
 
     @property
     def takes_list(self) -> bool:
@@ -69,47 +76,10 @@ class Field:
         return any(typing.get_origin(member) is list for member in members)
 
 
-def honoured(
-    name: str,
-    kind: Annotation,
-    doc: str = "",
-    *,
-    range: Range | None = None,
-    aliases: tuple[Alias, ...] = (),
-) -> Field:
-    """Return a field that does what it says; its range is the engine's where none is given."""
-    return Field(
-        name=name,
-        type=kind,
-        support=Support.HONOURED,
-        doc=doc,
-        range=range or RANGES.get(name, ANY_NUMBER),
-        aliases=aliases,
-    )
-
-
-def no_effect(name: str, kind: Annotation = Any, doc: str = "") -> Field:
-    """Return a field that is accepted and changes nothing."""
-    return Field(name=name, type=kind, support=Support.NO_EFFECT, doc=doc)
-
-
-def neutral(
-    name: str,
-    kind: Annotation,
-    *values: Plain,
-    doc: str = "",
-    aliases: tuple[Alias, ...] = (),
-) -> Field:
-    """Return a field that is accepted at these values alone."""
-    return Field(
-        name=name, type=kind, support=Support.NEUTRAL, doc=doc, neutral=values, aliases=aliases
-    )
-
-
-def refused(name: str, doc: str = "") -> Field:
-    """Return a field that is not supported at any value."""
-    return Field(name=name, type=Any, support=Support.REFUSED, doc=doc)
-
+honoured = partial(Field, Support.HONOURED)
+no_effect = partial(Field, Support.NO_EFFECT)
+neutral = partial(Field, Support.NEUTRAL)
+refused = partial(Field, Support.REFUSED)
 
 TokenIds = int | list[int]
 Tokens = list[int]
@@ -122,66 +92,61 @@ _LIBRARY_FIELDS = (
     # Length of the answer
     honoured(
         "max_new_tokens",
-        int,
         "Most tokens to generate; unset: what the context has.",
-        aliases=(  # of two in one body the later one counts
-            Alias("max_tokens"),
-            Alias("max_completion_tokens", endpoints=("chat",)),
-        ),
+        int,
+        range=RANGES["max_new_tokens"],
+        body=(Alias("max_tokens"), Alias("max_completion_tokens", endpoints=("chat",))),
     ),
     honoured(
         "max_length",
-        int,
         "Most tokens of prompt and answer; max_new_tokens wins.",
+        int,
         range=Range(at_least=1),
     ),
-    neutral("min_length", int, 0, doc="Fewest tokens of prompt and answer."),
-    neutral(
-        "min_new_tokens",
-        int,
-        0,
-        doc="Fewest tokens to generate.",
-        aliases=(Alias("min_tokens"),),
-    ),
-    neutral("early_stopping", bool | Literal["never"], False, doc="End of a beam search."),
+    neutral("min_length", "Fewest tokens of prompt and answer.", int, neutral=(0,)),
+    neutral("min_new_tokens", "Fewest tokens to generate.", int, neutral=(0,), body="min_tokens"),
+    neutral("early_stopping", "End of a beam search.", bool | Literal["never"], neutral=(False,)),
     refused("max_time", "Seconds that one answer may take."),
     honoured(
         "stop_strings",
-        str | list[str],
         "Texts that end the answer, which is cut before the first of them.",
-        aliases=(Alias("stop", most_items=4),),
+        str | list[str],
+        body=(Alias("stop", most_items=4),),
     ),
     # Strategy
     honoured(
         "do_sample",
-        bool,
         "Sample, or take the best token; unset = sample if a temperature is given.",
+        bool,
     ),
-    neutral("num_beams", int, 1, doc="Beam search."),
-    neutral("use_mtp", bool, False, doc="Multi-token prediction."),
+    neutral("num_beams", "Beam search.", int, neutral=(1,)),
+    neutral("use_mtp", "Multi-token prediction.", bool, neutral=(False,)),
     # Cache
-    neutral("use_cache", bool, True, doc="Reuse keys and values."),
-    neutral("cache_implementation", str, *_SAME_TOKENS_CACHES, doc="Class of the cache."),
-    neutral("cache_config", dict[str, Any], {}, doc="Settings of the cache class."),
-    no_effect("max_cache_len", int, "Length of a static cache."),
+    neutral("use_cache", "Reuse keys and values.", bool, neutral=(True,)),
+    neutral("cache_implementation", "Class of the cache.", str, neutral=_SAME_TOKENS_CACHES),
+    neutral("cache_config", "Settings of the cache class.", dict[str, Any], neutral=({},)),
+    no_effect("max_cache_len", "Length of a static cache.", int),
     # Logits
     honoured(
         "temperature",
-        float,
         "Divisor of the logits; 0 = greedy.",
-        aliases=(Alias("temperature"),),
+        float,
+        range=RANGES["temperature"],
+        body="temperature",
     ),
     honoured(
         "top_k",
-        int,
         "Keep the k best tokens; 0 = off.",
-        aliases=(Alias("top_k", range=Range(at_least=-1), convert=lambda k: 0 if k == -1 else k),),
+        int,
+        range=RANGES["top_k"],
+        body=(Alias("top_k", range=Range(at_least=-1), convert=lambda k: 0 if k == -1 else k),),
     ),
     honoured(
         "top_p",
-        float,
         "Keep the best tokens up to this probability; 1.0 = off.",
-        aliases=(
+        float,
+        range=RANGES["top_p"],
+        body=(
             Alias(
                 "top_p",
                 range=Range(at_least=0, at_most=1),
@@ -191,106 +156,128 @@ _LIBRARY_FIELDS = (
     ),
     honoured(
         "min_p",
-        float,
         "Keep tokens at least this many times as probable as the best; 0.0 = off.",
-        aliases=(Alias("min_p"),),
+        float,
+        range=RANGES["min_p"],
+        body="min_p",
     ),
     refused("top_h", "Sampling bounded by entropy."),
-    neutral("typical_p", float, 1.0, doc="Locally typical sampling."),
-    neutral("epsilon_cutoff", float, 0.0, doc="Epsilon sampling."),
-    neutral("eta_cutoff", float, 0.0, doc="Eta sampling."),
+    neutral("typical_p", "Locally typical sampling.", float, neutral=(1.0,)),
+    neutral("epsilon_cutoff", "Epsilon sampling.", float, neutral=(0.0,)),
+    neutral("eta_cutoff", "Eta sampling.", float, neutral=(0.0,)),
     honoured(
         "repetition_penalty",
-        float,
         "Above 1: tokens of prompt and answer become less probable; 1.0 = off.",
-        aliases=(Alias("repetition_penalty"),),
+        float,
+        range=RANGES["repetition_penalty"],
+        body="repetition_penalty",
     ),
     neutral(
-        "encoder_repetition_penalty", float, 1.0, doc="Penalty on tokens outside of the prompt."
+        "encoder_repetition_penalty",
+        "Penalty on tokens outside of the prompt.",
+        float,
+        neutral=(1.0,),
     ),
     neutral(
         "length_penalty",
+        "Length penalty of a beam search.",
         float,
-        1.0,
-        doc="Length penalty of a beam search.",
-        aliases=(Alias("length_penalty"),),
+        neutral=(1.0,),
+        body="length_penalty",
     ),
-    neutral("no_repeat_ngram_size", int, 0, doc="Length of token runs that may come once only."),
-    neutral("bad_words_ids", list[list[int]], [], doc="Token runs that are not allowed."),
-    neutral("renormalize_logits", bool, False, doc="Normalize the logits after processing."),
+    neutral(
+        "no_repeat_ngram_size", "Length of token runs that may come once only.", int, neutral=(0,)
+    ),
+    neutral("bad_words_ids", "Token runs that are not allowed.", list[list[int]], neutral=([],)),
+    neutral("renormalize_logits", "Normalize the logits after processing.", bool, neutral=(False,)),
     refused("forced_bos_token_id", "First token of every answer."),
     refused("forced_eos_token_id", "Last token of an answer that reaches max_length."),
-    neutral("remove_invalid_values", bool, False, doc="Replace NaN and infinity in the logits."),
+    neutral(
+        "remove_invalid_values", "Replace NaN and infinity in the logits.", bool, neutral=(False,)
+    ),
     refused("exponential_decay_length_penalty", "Growing push towards the end."),
-    neutral("suppress_tokens", Tokens, [], doc="Tokens that are not allowed."),
-    neutral("begin_suppress_tokens", Tokens, [], doc="Tokens that are not allowed at the start."),
-    neutral("sequence_bias", list[Any] | dict[str, Any], [], {}, doc="Bias on token runs."),
-    neutral("token_healing", bool, False, doc="Replace the tail of the prompt."),
-    neutral("guidance_scale", float, 1.0, doc="Classifier-free guidance."),
+    neutral("suppress_tokens", "Tokens that are not allowed.", Tokens, neutral=([],)),
+    neutral(
+        "begin_suppress_tokens", "Tokens that are not allowed at the start.", Tokens, neutral=([],)
+    ),
+    neutral("sequence_bias", "Bias on token runs.", list[Any] | dict[str, Any], neutral=([], {})),
+    neutral("token_healing", "Replace the tail of the prompt.", bool, neutral=(False,)),
+    neutral("guidance_scale", "Classifier-free guidance.", float, neutral=(1.0,)),
     refused("watermarking_config", "Watermark in the answer."),
     # Output of generate()
     honoured(
         "num_return_sequences",
-        int,
         "Samples of each row; above 1 the row must sample and its answers are in `choices`.",
-        range=Range(at_least=1, at_most=128),  # as in OpenAI's API
-        aliases=(Alias("n"),),
+        int,
+        range=Range(at_least=1, at_most=128),
+        body="n",
     ),
-    neutral("output_attentions", bool, False, doc="Return attention weights."),
-    neutral("output_hidden_states", bool, False, doc="Return hidden states."),
-    neutral("output_scores", bool, False, doc="Return processed logits."),
-    neutral("output_logits", bool, False, doc="Return logits."),
-    neutral("return_dict_in_generate", bool, False, doc="Python type that generate() returns."),
+    neutral("output_attentions", "Return attention weights.", bool, neutral=(False,)),
+    neutral("output_hidden_states", "Return hidden states.", bool, neutral=(False,)),
+    neutral("output_scores", "Return processed logits.", bool, neutral=(False,)),
+    neutral("output_logits", "Return logits.", bool, neutral=(False,)),
+    neutral(
+        "return_dict_in_generate", "Python type that generate() returns.", bool, neutral=(False,)
+    ),
     # Special tokens
-    no_effect("pad_token_id", TokenIds, "Padding token; nothing is padded."),
-    no_effect("bos_token_id", TokenIds, "First token of a prompt; the tokenizer decides."),
+    no_effect("pad_token_id", "Padding token; nothing is padded.", TokenIds),
+    no_effect("bos_token_id", "First token of a prompt; the tokenizer decides.", TokenIds),
     honoured(
         "eos_token_id",
-        TokenIds,
         "Tokens that end an answer, in place of the model's own.",
+        TokenIds,
         range=Range(at_least=0),
     ),
     # Encoder-decoder models
     neutral(
-        "encoder_no_repeat_ngram_size", int, 0, doc="Length of prompt runs that may not come again."
+        "encoder_no_repeat_ngram_size",
+        "Length of prompt runs that may not come again.",
+        int,
+        neutral=(0,),
     ),
-    no_effect("decoder_start_token_id", TokenIds, "First token of a decoder beside an encoder."),
+    no_effect("decoder_start_token_id", "First token of a decoder beside an encoder.", TokenIds),
     # Assisted generation
-    neutral("is_assistant", bool, False, doc="Be the assistant of another model."),
-    neutral("num_assistant_tokens", int, 20, 5, doc="Tokens that an assistant drafts."),
+    neutral("is_assistant", "Be the assistant of another model.", bool, neutral=(False,)),
+    neutral("num_assistant_tokens", "Tokens that an assistant drafts.", int, neutral=(20, 5)),
     neutral(
-        "num_assistant_tokens_schedule", str, "constant", doc="Change of num_assistant_tokens."
+        "num_assistant_tokens_schedule",
+        "Change of num_assistant_tokens.",
+        str,
+        neutral=("constant",),
     ),
-    neutral("assistant_confidence_threshold", float, 0.4, doc="Confidence that a draft needs."),
+    neutral(
+        "assistant_confidence_threshold", "Confidence that a draft needs.", float, neutral=(0.4,)
+    ),
     refused("prompt_lookup_num_tokens", "Tokens drafted from the prompt."),
     refused("max_matching_ngram_size", "Longest run looked up in the prompt."),
     refused("assistant_early_exit", "Layer that drafts."),
-    neutral("assistant_lookbehind", int, 10, doc="Tokens matched between tokenizers."),
-    neutral("target_lookbehind", int, 10, doc="Tokens matched between tokenizers."),
+    neutral("assistant_lookbehind", "Tokens matched between tokenizers.", int, neutral=(10,)),
+    neutral("target_lookbehind", "Tokens matched between tokenizers.", int, neutral=(10,)),
     refused("assistant_ensemble_weight", "Weight of the assistant's distribution."),
     refused("speculation_type", "Kind of speculative decoding."),
     # Performance
     refused("compile_config", "torch.compile settings."),
-    neutral("disable_compile", bool, True, False, doc="Keep torch.compile off."),
+    neutral("disable_compile", "Keep torch.compile off.", bool, neutral=(True, False)),
     refused("continuous_batching_config", "Give it as a section of its own."),
     # Kept by the library for old files
-    neutral("low_memory", bool, False, doc="Contrastive search in steps."),
-    neutral("penalty_alpha", float, 0.0, doc="Contrastive search."),
+    neutral("low_memory", "Contrastive search in steps.", bool, neutral=(False,)),
+    neutral("penalty_alpha", "Contrastive search.", float, neutral=(0.0,)),
     refused("dola_layers", "Decoding by contrasting layers."),
-    neutral("diversity_penalty", float, 0.0, doc="Group beam search."),
-    neutral("num_beam_groups", int, 1, doc="Group beam search."),
-    neutral("constraints", list[Any], [], doc="Constrained beam search."),
-    neutral("force_words_ids", list[Any], [], doc="Words that must come."),
+    neutral("diversity_penalty", "Group beam search.", float, neutral=(0.0,)),
+    neutral("num_beam_groups", "Group beam search.", int, neutral=(1,)),
+    neutral("constraints", "Constrained beam search.", list[Any], neutral=([],)),
+    neutral("force_words_ids", "Words that must come.", list[Any], neutral=([],)),
     refused("prefill_chunk_size", "See max_batch_tokens in continuous_batching_config."),
-    no_effect("transformers_version", str, "Version that wrote the file."),
+    no_effect("transformers_version", "Version that wrote the file.", str),
 )
 
 _OWN_FIELDS = (
     honoured(
         "seed",
-        int,
         "Seed of the run; a row's own stands in place of (run seed, id).",
-        aliases=(
+        int,
+        range=RANGES["seed"],
+        body=(
             Alias(
                 "seed",
                 range=Range(at_least=-MAX_SEED - 1, at_most=MAX_SEED),
@@ -300,50 +287,41 @@ _OWN_FIELDS = (
     ),
     honoured(
         "stop_token_ids",
-        Tokens,
         "Tokens that end an answer, beside eos_token_id.",
+        Tokens,
         range=Range(at_least=0),
-        aliases=(Alias("stop_token_ids"),),
+        body="stop_token_ids",
     ),
-    honoured(
-        "ignore_eos",
-        bool,
-        "Go on after an end-of-sequence token.",
-        aliases=(Alias("ignore_eos"),),
-    ),
+    honoured("ignore_eos", "Go on after an end-of-sequence token.", bool, body="ignore_eos"),
     honoured(
         "skip_special_tokens",
-        bool,
         "Leave special tokens out of the text (default true).",
-        aliases=(Alias("skip_special_tokens"),),
+        bool,
+        body="skip_special_tokens",
     ),
     neutral(
         "include_stop_str",
+        "Keep the stop string in the text.",
         bool,
-        False,
-        doc="Keep the stop string in the text.",
-        aliases=(Alias("include_stop_str_in_output"),),
+        neutral=(False,),
+        body="include_stop_str_in_output",
     ),
     neutral(
         "presence_penalty",
+        "Penalty on tokens that were generated.",
         float,
-        0.0,
-        doc="Penalty on tokens that were generated.",
-        aliases=(Alias("presence_penalty"),),
+        neutral=(0.0,),
+        body="presence_penalty",
     ),
     neutral(
         "frequency_penalty",
+        "Penalty by how often tokens were generated.",
         float,
-        0.0,
-        doc="Penalty by how often tokens were generated.",
-        aliases=(Alias("frequency_penalty"),),
+        neutral=(0.0,),
+        body="frequency_penalty",
     ),
     neutral(
-        "logit_bias",
-        dict[str, Any],
-        {},
-        doc="Bias on single tokens.",
-        aliases=(Alias("logit_bias"),),
+        "logit_bias", "Bias on single tokens.", dict[str, Any], neutral=({},), body="logit_bias"
     ),
     refused("json_schema", "Constrained decoding: JSON of this schema."),
     refused("regex", "Constrained decoding: a regular expression."),
@@ -351,7 +329,6 @@ _OWN_FIELDS = (
     refused("choice", "Constrained decoding: one of these texts."),
     refused("thinking", "Budget of the reasoning part: {budget, end}."),
 )
-
 LIBRARY_FIELDS: dict[str, Field] = {item.name: item for item in _LIBRARY_FIELDS}
 """Fields of `transformers.GenerationConfig`."""
 

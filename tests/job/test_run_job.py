@@ -53,6 +53,18 @@ def test_rows_come_in_the_order_of_the_input(answer_file):
     assert statistics.completion_tokens == sum(r["usage"]["completion_tokens"] for r in rows)
 
 
+def test_a_repetition_penalty_of_recipe_or_row_changes_the_answer(answer_file):
+    ids = [5, 6, 5, 6, 5, 6]
+    own = [{"prompt_token_ids": ids, "generation_config": {"repetition_penalty": 5.0}}]
+    wanted = ["output.token_ids=true", "generation_config.max_new_tokens=12"]
+    ((plain, of_row), _) = answer_file([{"prompt_token_ids": ids}, *own], changes=wanted)
+    ((of_recipe,), _) = answer_file(
+        [{"prompt_token_ids": ids}],
+        changes=[*wanted, "generation_config.repetition_penalty=5.0"],
+    )
+    assert of_row["token_ids"] == of_recipe["token_ids"] != plain["token_ids"]
+
+
 def test_order_completion_writes_the_same_rows(answer_file):
     in_order, _ = answer_file(ROWS)
     as_finished, _ = answer_file(ROWS, changes=["output.order=completion"])

@@ -38,6 +38,23 @@ def test_outputs_are_those_of_generate_in_the_order_of_the_prompts():
     }
 
 
+def test_a_repetition_penalty_counts_from_keyword_config_and_the_models_own():
+    model = llama()
+    plain = tiny_reference("llama", PROMPT, 12)
+    penalized = tiny_reference("llama", PROMPT, 12, repetition_penalty=1.4)
+    assert penalized != plain
+
+    def answer(config=None, **sampling) -> list[int]:
+        outputs = cbgen.generate_batch(model, [PROMPT], config, max_new_tokens=12, **sampling)
+        return outputs["req_0"].generated_tokens
+
+    assert answer(repetition_penalty=1.4) == penalized
+    assert answer(GenerationConfig(repetition_penalty=1.4)) == penalized
+    model.generation_config.repetition_penalty = 1.4
+    assert answer() == penalized
+    assert answer(repetition_penalty=1.0) == plain
+
+
 def test_no_prompts_give_no_outputs():
     assert cbgen.generate_batch(tiny_model("llama"), []) == {}
 
