@@ -62,7 +62,7 @@ class Field:
     neutral: tuple[Plain, ...] = ()
     """Values that ask for nothing."""
     body: str | tuple[Alias, ...] = ()
-    """Its names in request bodies of OpenAI's API and of vLLM; of two in a body the later counts."""
+    """Its names in bodies of OpenAI's API and of vLLM; of two in one body the later counts."""
 
     @property
     def aliases(self) -> tuple[Alias, ...]:
