@@ -10,12 +10,13 @@ import pytest
 
 from cbgen.cli import stopping
 from cbgen.cli.exits import ExitCode
-from cbgen.cli.stopping import Stopper, StopSignal, parse_signal, process_age
+from cbgen.cli.stopping import Stopper, StopSignal, parse_duration, parse_signal, process_age
 from cbgen.errors import UsageError
 from cbgen.job.run_job import EarlyStop
 from tests.helpers.commands import Command, parse_rows
 
 PATIENCE = 30.0
+MINUTE, HOUR, DAY = 60, 3600, 86400
 ends_a_thread = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
@@ -192,6 +193,32 @@ def test_signals_have_names_and_numbers(text):
 def test_a_signal_that_cannot_be_used_is_refused(text):
     with pytest.raises(UsageError, match=r"--requeue-signal is .*USR1"):
         parse_signal(text, "--requeue-signal")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("15m", 15 * MINUTE),
+        ("3h50m", 3 * HOUR + 50 * MINUTE),
+        ("2d", 2 * DAY),
+        ("1d2h3m4s", DAY + 2 * HOUR + 3 * MINUTE + 4),
+        ("02:03", 2 * MINUTE + 3),
+        ("1:02:03", HOUR + 2 * MINUTE + 3),
+        ("1-02:03:04", DAY + 2 * HOUR + 3 * MINUTE + 4),
+        ("1-02:03", DAY + 2 * HOUR + 3 * MINUTE),
+        ("1-2", DAY + 2 * HOUR),
+    ],
+)
+def test_forms_of_people_and_batch_systems_are_read(text, seconds):
+    assert parse_duration(text, "--time-limit") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5 m", "1h1x", "m", "1:2:3:4", "1.5h"])
+def test_anything_else_is_refused_with_examples(text):
+    with pytest.raises(UsageError, match=r"--time-limit is .*3h50m"):
+        parse_duration(text, "--time-limit")
 
 
 def test_the_requeue_signal_ends_a_run_with_4(recipe):
