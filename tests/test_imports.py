@@ -32,10 +32,10 @@ MAY_IMPORT = {
 """What each part may import beside itself; "cbgen" is the package's own `__init__`."""
 
 ENGINE_LEVELS = (
-    ("config", "sampling.params", "cache.groups"),
+    ("config", "sampling.params", "cache.groups", "text"),
     ("step", "cache.shape", "sizing", "plan", "request", "events"),
     ("cpu.native",),
-    ("cache", "batch", "storage", "memory", "model", "cpu", "attention", "sampling", "text"),
+    ("cache", "batch", "storage", "memory", "model", "cpu", "attention", "sampling"),
     ("scheduler", "runner"),
     ("core",),
     ("build", "loop"),
@@ -56,6 +56,7 @@ WITHOUT_TORCH = (
     "cbgen.engine.events",
     "cbgen.engine.cache",
     "cbgen.engine.scheduler",
+    "cbgen.engine.text",
     "cbgen.engine.sampling.params",
 )
 """Modules that never import torch or transformers, not even inside a function."""

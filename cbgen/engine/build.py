@@ -27,6 +27,7 @@ from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
 from cbgen.engine.scheduler import make_scheduler
+from cbgen.engine.text.detokenizer import Decoder
 from cbgen.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ def attached_engine(
     attn_implementation: str = "auto",
     observer: EngineObserver | None = None,
     *,
+    tokenizer: Decoder | None = None,
     hints: WorkloadHints | None = None,
 ) -> Iterator[BuiltEngine]:
     """Build an engine on a model; on exit the model is given back as it was.
@@ -95,6 +97,7 @@ def attached_engine(
         config: what was asked for.
         attn_implementation: name of the attention backend, or auto.
         observer: is told what happens in every step.
+        tokenizer: decodes answers that have stop strings; without it such requests fail.
         hints: what is known of the requests to come.
 
     Raises:
@@ -104,7 +107,7 @@ def attached_engine(
     plan = resolve(config, attn_implementation, plan_facts(facts), hints)
     with attached(model):
         forward = partial(run_model, model)
-        engine = build_engine(forward, plan, facts, observer)
+        engine = build_engine(forward, plan, facts, observer, tokenizer)
         yield BuiltEngine(engine, plan, facts)
 
 
@@ -131,6 +134,7 @@ def build_engine(
     plan: EnginePlan,
     facts: ModelFacts,
     observer: EngineObserver | None = None,
+    tokenizer: Decoder | None = None,
 ) -> Engine:
     """Allocate cache and rows as planned and return the engine.
 
@@ -139,7 +143,7 @@ def build_engine(
     for warning in plan.warnings:
         logger.warning("%s", warning)
     cache = KVCache(plan.cache, shares_prefixes=plan.shares_prefixes)
-    scheduler = make_scheduler(plan, cache, observer)
+    scheduler = make_scheduler(plan, cache, observer, tokenizer)
     runner = Runner(forward, plan, facts.device)
     check = os.environ.get("CBGEN_CHECK") == "1"
     return Engine(scheduler, runner, check=check, observer=observer)

@@ -9,6 +9,7 @@ from cbgen.engine.events import EngineObserver, StepStats, StepTimes
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.scheduler.base import Scheduler
 from cbgen.engine.step import ScheduledBatch, StepResult
+from cbgen.engine.text.detokenizer import Decoder
 
 
 class StepHandle(Protocol):
@@ -55,6 +56,10 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """End a request now with what it has; unknown and finished ids are ignored."""
         self._scheduler.cancel(request_id)
+
+    def set_tokenizer(self, tokenizer: Decoder | None) -> None:
+        """Decode the answers of requests with stop strings that are added from now on with this."""
+        self._scheduler.tokenizer = tokenizer
 
     def reset_prefix_cache(self) -> None:
         """Share nothing any more that was computed so far, because the weights have changed."""

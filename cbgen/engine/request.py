@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 from cbgen.engine.sampling.params import SamplingParams
+from cbgen.engine.text.stop_checker import StopChecker
 
 
 class RequestStatus(IntEnum):
@@ -34,8 +35,9 @@ class FinishReason(StrEnum):
 class GenerationOutput:
     """What is known of a request when it leaves the engine.
 
-    `generated_tokens` includes the stop token. `logprobs` is as long as `generated_tokens` when
-    asked for, else empty. Times are seconds of `time.perf_counter()`.
+    `generated_tokens` includes the stop token, or the token that completed `stop_string`, the stop
+    string that ended the answer; its text is cut before it. `logprobs` is as long as
+    `generated_tokens` when asked for, else empty. Times are seconds of `time.perf_counter()`.
     """
 
     request_id: str
@@ -44,6 +46,7 @@ class GenerationOutput:
     logprobs: list[float] = field(default_factory=list)
     status: RequestStatus = RequestStatus.PENDING
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None
     error: str | None = None
     error_code: str | None = None
     created_time: float = 0.0
@@ -71,6 +74,7 @@ class Request:
         max_tokens: most tokens of prompt and answer together; set when the scheduler takes it.
         expected_blocks: blocks of the cache that its whole length is expected to take.
         parent_id: the request that it is another sample of, and with which it is cancelled.
+        stop_checker: looks for its stop strings; set when the scheduler takes one that has some.
         packed_tokens: its known tokens as the prefix cache compares them, or None; the cache's.
     """
 
@@ -101,6 +105,7 @@ class Request:
         "settled_step",
         "started_time",
         "status",
+        "stop_checker",
     )
 
     def __init__(
@@ -133,6 +138,7 @@ class Request:
         self.num_preemptions = 0
         self.max_tokens = 0
         self.expected_blocks = 0
+        self.stop_checker: StopChecker | None = None
         self.packed_tokens: bytes | None = None
         self.created_time = time.perf_counter()
         self.started_time = -1.0
@@ -147,6 +153,11 @@ class Request:
     def is_finished(self) -> bool:
         """Whether the request has reached its final status."""
         return self.status >= RequestStatus.FINISHED
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it."""
+        return None if self.stop_checker is None else self.stop_checker.stop_string
 
     def settled_tokens(self, step: int) -> int:
         """Return how many of its tokens were in the cache before a step, the running one."""
@@ -189,6 +200,7 @@ class Request:
             logprobs=self.logprobs,
             status=self.status,
             finish_reason=self.finish_reason,
+            stop_string=self.stop_string,
             error=self.error,
             error_code=self.error_code,
             created_time=self.created_time,

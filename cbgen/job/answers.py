@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
+from cbgen.engine.text.stop_checker import cut_text
 from cbgen.errors import RowError
 from cbgen.generation.resolve import RequestSettings
 from cbgen.io.openai.responses import CANCELLED, RowDialect
@@ -75,7 +76,7 @@ class AnswerBuilder:
         assert output.finish_reason is not None, "an answered request has ended"
         token_ids = output.generated_tokens
         return Choice(
-            text=self._decode(token_ids, settings.skip_special_tokens),
+            text=self._text(output, settings),
             finish_reason=output.finish_reason.value,
             stop_reason=_stop_reason(output, settings),
             completion_tokens=len(token_ids),
@@ -83,12 +84,14 @@ class AnswerBuilder:
             token_ids=token_ids if gives_ids else None,
         )
 
-    def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str | None:
+    def _text(self, output: GenerationOutput, settings: RequestSettings) -> str | None:
         if self._tokenizer is None:
             return None
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        text = self._tokenizer.decode(
+            output.generated_tokens, skip_special_tokens=settings.skip_special_tokens
+        )
         assert isinstance(text, str), "one list of ids decodes to one string"
-        return text
+        return cut_text(text, output.stop_string)
 
     def _logprobs(self, output: GenerationOutput) -> dict[str, Any]:
         tokens = [""] * len(output.generated_tokens)
@@ -106,9 +109,9 @@ def _failure_of(output: GenerationOutput) -> RowError:
     return RowError(code, output.error, type="engine_error" if is_engines else "invalid_request")
 
 
-def _stop_reason(output: GenerationOutput, settings: RequestSettings) -> int | None:
-    """Return the stop token that ended an answer, None where it is an end of sequence."""
-    if output.finish_reason is not FinishReason.STOP:
-        return None
+def _stop_reason(output: GenerationOutput, settings: RequestSettings) -> int | str | None:
+    """Return the stop string or token that ended an answer, None for an end of sequence."""
+    if output.finish_reason is not FinishReason.STOP or output.stop_string is not None:
+        return output.stop_string
     last = output.generated_tokens[-1]
     return None if last in settings.eos_token_ids else last

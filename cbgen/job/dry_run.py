@@ -83,7 +83,12 @@ class RowSurvey:
                 error = row.error
                 if row.requests:
                     first = row.requests[0]
-                    error = refusal(first, self.plan, is_duplicate=False)
+                    error = refusal(
+                        first,
+                        self.plan,
+                        is_duplicate=False,
+                        has_tokenizer=preparer.renderer.has_tokenizer,
+                    )
                 if error is not None:
                     self._count_bad(row.record, error)
                 else:

@@ -65,7 +65,11 @@ def open_job(
     if loaded is None:
         loaded = load_model(recipe.model)
     with attached_engine(
-        loaded.model, recipe.continuous_batching_config, recipe.model.attn_implementation, observer
+        loaded.model,
+        recipe.continuous_batching_config,
+        recipe.model.attn_implementation,
+        observer,
+        tokenizer=loaded.tokenizer,
     ) as built:
         preparer = make_preparer(recipe, template, loaded, built.plan)
         results: Results = Channel()

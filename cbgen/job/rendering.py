@@ -57,6 +57,7 @@ class Renderer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, config: PromptConfig) -> None:
         self._tokenizer = tokenizer
+        self.has_tokenizer = tokenizer is not None
         self._config = config
         self._chat_template = _read_template(config.chat_template)
         self._template_text = str(self._chat_template or getattr(tokenizer, "chat_template", ""))

@@ -14,7 +14,7 @@ import pytest
 from cbgen.engine.core import Engine
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import GenerationOutput, Request, RequestStatus
-from tests.helpers.engine import make_request, run_engine
+from tests.helpers.engine import LetterTokenizer, make_request, run_engine, until_stop
 from tests.helpers.models import VOCAB_SIZE, make_engine, tiny_reference
 
 MODELS = ("llama", "mistral", "gemma2", "gemma3_hybrid", "llama4", "gpt2", "gemma4")
@@ -22,6 +22,7 @@ MODELS = ("llama", "mistral", "gemma2", "gemma3_hybrid", "llama4", "gpt2", "gemm
 MAX_NEW_TOKENS = 12
 NUM_ROWS = 14
 PENALTIES = (1.0, 1.0, 1.4)
+STOP_STRINGS = (*[()] * 5, ("ab",), ("cde", "bb", "b" * 3), ("abcde",))
 LENGTHS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 23, 31, 40)
 
 
@@ -66,6 +67,7 @@ class Schedule:
             max_new_tokens=choose.randrange(1, MAX_NEW_TOKENS + 1),
             logprobs=choose.choice([None, "raw", "processed"]),
             repetition_penalty=choose.choice(PENALTIES),
+            stop_strings=choose.choice(STOP_STRINGS),
             **sampling,
         )
 
@@ -117,7 +119,11 @@ def expected_answers(schedule: Schedule) -> dict[str, list[int]]:
         if request.params.is_greedy
     }
     with make_engine(
-        schedule.model, page_size=64, num_blocks=1, allow_block_sharing=False
+        schedule.model,
+        tokenizer=LetterTokenizer(),
+        page_size=64,
+        num_blocks=1,
+        allow_block_sharing=False,
     ) as built:
         for request in sampled:
             copy = Request(request.request_id, request.prompt_ids, request.params)
@@ -131,15 +137,19 @@ def run_schedule(seed: int) -> StepStats:
     """Run one schedule, compare every answer, and return the counts of the engine, once a seed."""
     schedule = Schedule(seed)
     wanted = expected_answers(schedule)
-    with make_engine(schedule.model, schedule.attention, **schedule.config()) as built:
+    with make_engine(
+        schedule.model, schedule.attention, tokenizer=LetterTokenizer(), **schedule.config()
+    ) as built:
         outputs = schedule.run(built.engine)
         stats = built.engine.stats()
     assert stats.num_used_blocks == stats.num_running == stats.num_waiting == 0
     for request in schedule.requests:
-        output, answer = outputs[request.request_id], wanted[request.request_id]
+        output = outputs[request.request_id]
+        answer, stop_string = until_stop(wanted[request.request_id], request.params.stop_strings)
         if output.status is RequestStatus.CANCELLED:
-            answer = answer[: len(output.generated_tokens)]
+            answer, stop_string = answer[: len(output.generated_tokens)], None
         assert output.generated_tokens == answer
+        assert output.stop_string == stop_string
         assert len(output.logprobs) == (len(answer) if request.params.logprobs else 0)
     return stats
 

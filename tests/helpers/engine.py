@@ -15,6 +15,7 @@ from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.scheduler import make_scheduler as scheduler_of_plan
 from cbgen.engine.scheduler.base import Scheduler
 from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
+from cbgen.engine.text.detokenizer import Decoder
 
 VOCAB_SIZE = 128
 
@@ -69,6 +70,7 @@ def make_scheduler(
     shares_prefixes: bool = False,
     num_host_blocks: int = 0,
     observer: EngineObserver | None = None,
+    tokenizer: Decoder | None = None,
     max_batch_tokens: int = 16,
     **plan,
 ) -> Scheduler:
@@ -84,7 +86,7 @@ def make_scheduler(
     decided = make_plan(
         cache.shape, scheduler_type=scheduler_type, max_batch_tokens=max_batch_tokens, **plan
     )
-    return scheduler_of_plan(decided, cache, observer)
+    return scheduler_of_plan(decided, cache, observer, tokenizer)
 
 
 def make_request(
@@ -97,6 +99,29 @@ def make_request(
     """Return a request; `prompt` is token ids or their number, `params` are SamplingParams."""
     ids = [1 + i % (VOCAB_SIZE - 1) for i in range(prompt)] if isinstance(prompt, int) else prompt
     return Request(request_id, ids, SamplingParams(**params), parent_id=parent_id)
+
+
+class LetterTokenizer:
+    """Decodes each token to one of a few letters."""
+
+    letters = "abcde"
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Return a letter for each token."""
+        return "".join(self.letters[token % len(self.letters)] for token in token_ids)
+
+
+def until_stop(
+    token_ids: Sequence[int], stop_strings: Sequence[str]
+) -> tuple[list[int], str | None]:
+    """Return an answer's tokens until one completes a stop string in its letters, and that."""
+    tokenizer = LetterTokenizer()
+    for end in range(1, len(token_ids) + 1):
+        text = tokenizer.decode(list(token_ids[:end]), skip_special_tokens=True)
+        found = [(text.find(stop), len(stop), stop) for stop in stop_strings if stop in text]
+        if found:
+            return list(token_ids[:end]), min(found)[2]
+    return list(token_ids), None
 
 
 def place(cache: KVCache, request: Request, step: int = 1) -> Placement:

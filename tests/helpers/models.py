@@ -22,6 +22,7 @@ from cbgen.engine.events import EngineObserver
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.probe import probe_model, run_model
 from cbgen.engine.plan import resolve
+from cbgen.engine.text.detokenizer import Decoder
 
 VOCAB_SIZE = 128
 CONTEXT = 256
@@ -219,6 +220,7 @@ def make_engine(
     *,
     first_answer_share: float = 0.0,
     observer: EngineObserver | None = None,
+    tokenizer: Decoder | None = None,
     **config: Any,
 ) -> Iterator[BuiltEngine]:
     """Attach an engine to a model or to the tiny model of that name.
@@ -231,5 +233,5 @@ def make_engine(
     plan = resolve(ContinuousBatchingConfig(**config), attention, plan_facts(facts))
     plan = replace(plan, first_answer_share=first_answer_share)
     with attached(model):
-        engine = build_engine(partial(run_model, model), plan, facts, observer)
+        engine = build_engine(partial(run_model, model), plan, facts, observer, tokenizer)
         yield BuiltEngine(engine, plan, facts)

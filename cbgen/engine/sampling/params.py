@@ -50,6 +50,8 @@ class SamplingParams:
     """Tokens that end the answer; the token itself is part of it."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end the answer; its text is cut before the one that begins first."""
+    skip_special_tokens: bool = True
+    """Whether the answer's text, in which stop strings are looked for, is without them."""
     logprobs: Literal["raw", "processed"] | None = None
     """Give the log-probability of each generated token: the model's, or after the filters."""
 

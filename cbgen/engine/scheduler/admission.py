@@ -7,13 +7,16 @@ from cbgen.engine.request import Request
 from cbgen.errors import RowError
 
 
-def refusal(request: Request, plan: EnginePlan, *, is_duplicate: bool) -> RowError | None:
+def refusal(
+    request: Request, plan: EnginePlan, *, is_duplicate: bool, has_tokenizer: bool
+) -> RowError | None:
     """Return why a request can never run, or None if it can.
 
     Args:
         request: the request, not yet taken.
         plan: the bounds of the engine.
         is_duplicate: whether an unfinished request has the same id.
+        has_tokenizer: whether the text of answers is known, so that stop strings can be found.
     """
     prompt_ids = request.prompt_ids
     if is_duplicate:
@@ -42,6 +45,12 @@ def refusal(request: Request, plan: EnginePlan, *, is_duplicate: bool) -> RowErr
             "prompt_exceeds_cache",
             f"the prompt has {len(prompt_ids)} tokens, and the KV cache holds {cache_tokens}; "
             "shorten it or raise num_blocks",
+        )
+    if request.params.stop_strings and not has_tokenizer:
+        return _error(
+            "no_tokenizer",
+            "stop strings are found in text, and the engine has no tokenizer; give it one "
+            "(tokenizer=... of the manager), or use stop_token_ids",
         )
     return None
 

@@ -8,10 +8,14 @@ from typing import Protocol
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import Request
 from cbgen.engine.step import ScheduledBatch, StepResult
+from cbgen.engine.text.detokenizer import Decoder
 
 
 class Scheduler(Protocol):
     """Decides what each step runs and takes what came of it."""
+
+    tokenizer: Decoder | None
+    """Decodes the answers of requests with stop strings; without it such requests fail."""
 
     def add(self, request: Request) -> None:
         """Take a request, or fail it at once if it can never run; `take_finished` then has it."""

@@ -30,6 +30,8 @@ from cbgen.engine.scheduler.gate import AdmissionGate
 from cbgen.engine.scheduler.verify import verify
 from cbgen.engine.scheduler.waiting import WaitingQueue
 from cbgen.engine.step import SampledTokens, ScheduledBatch, StepResult
+from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.stop_checker import StopChecker
 from cbgen.errors import RowError
 
 _MOST_SKIPPED = 64
@@ -41,11 +43,20 @@ _NON_FINITE = (
 
 
 class ContinuousScheduler(ABC):
-    """Owns the waiting queue, the admitted requests (oldest admission first) and the free rows."""
+    """Owns the waiting queue, the admitted requests (oldest admission first) and the free rows.
+
+    Attributes:
+        tokenizer: decodes the answers of requests with stop strings that are added from now on.
+    """
 
     def __init__(
-        self, plan: EnginePlan, cache: KVCache, observer: EngineObserver | None = None
+        self,
+        plan: EnginePlan,
+        cache: KVCache,
+        observer: EngineObserver | None = None,
+        tokenizer: Decoder | None = None,
     ) -> None:
+        self.tokenizer = tokenizer
         self._cache = cache
         self._plan = plan
         self._observer = observer
@@ -68,12 +79,25 @@ class ContinuousScheduler(ABC):
     def add(self, request: Request) -> None:
         """Take a request, or fail it at once if it can never run; `take_finished` then has it."""
         duplicate = request.request_id in self._unfinished
-        error = refusal(request, self._plan, is_duplicate=duplicate)
+        error = refusal(
+            request,
+            self._plan,
+            is_duplicate=duplicate,
+            has_tokenizer=self.tokenizer is not None,
+        )
         if error is not None:
             request.fail(error.code, error.message)
             self._finished.append(request)
             return
         request.max_tokens = token_limit(request, self._plan)
+        params = request.params
+        if params.stop_strings:
+            assert self.tokenizer is not None, "without it the request was refused"
+            request.stop_checker = StopChecker(
+                self.tokenizer,
+                params.stop_strings,
+                skip_special_tokens=params.skip_special_tokens,
+            )
         self._unfinished[request.request_id] = request
         self._families.add(request)
         self._waiting.append(request)
@@ -123,7 +147,7 @@ class ContinuousScheduler(ABC):
         return builder.build()
 
     def update(self, batch: ScheduledBatch, result: StepResult) -> None:
-        """Append what was sampled; end requests that reached a stop token or their limit."""
+        """Append what was sampled; end requests that reached a stop or their limit."""
         active = self._active
         sampling = [item for item in batch.requests if item.num_samples]
         for item, sampled in zip(sampling, result.samples, strict=True):
@@ -251,11 +275,17 @@ class ContinuousScheduler(ABC):
             if params.logprobs is not None:
                 request.logprobs.append(sampled.logprobs[position])
             known = request.num_tokens - request.num_pending_tokens
+            reason = None
             if token_id in params.stop_token_ids:
-                self._end(request, RequestStatus.FINISHED, FinishReason.STOP)
-                return
-            if known >= request.max_tokens:
-                self._end(request, RequestStatus.FINISHED, FinishReason.LENGTH)
+                reason = FinishReason.STOP
+            elif known >= request.max_tokens:
+                reason = FinishReason.LENGTH
+            if request.stop_checker is not None:
+                request.stop_checker.push((token_id,), is_last=reason is not None)
+                if request.stop_string is not None:
+                    reason = FinishReason.STOP
+            if reason is not None:
+                self._end(request, RequestStatus.FINISHED, reason)
                 return
             if known > self._plan.cache.max_tokens:
                 self._fail(request, outgrown(self._plan.cache.max_tokens))

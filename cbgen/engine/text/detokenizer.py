@@ -2,8 +2,8 @@
 
 Tokens are not characters: a token may hold one byte of a character of four, and what a token reads
 as can depend on the one before it (word beginnings, merged spaces). So each piece is the difference
-of two decodings of a window that begins a few tokens earlier, and text is held back while it ends
-in an incomplete character. The windows are those of Hugging Face's text-generation-inference
+of two decodings of a window that begins a few tokens earlier, and an incomplete character at the
+end is held back. The windows are those of Hugging Face's text-generation-inference
 (`prefix_offset`, `read_offset`) and vLLM's incremental detokenizer.
 """
 
@@ -14,8 +14,10 @@ from typing import Protocol
 
 _INCOMPLETE = "\ufffd"
 _MAX_HELD_TOKENS = 16
-"""A character has at most 4 bytes and so at most 4 tokens. What stays unreadable for longer is not
-going to be a character; holding on to it would make the window grow with the answer."""
+"""What stays unreadable for longer is not going to be a character; holding on to it would make the
+window grow with the answer."""
+_MAX_CHARACTER_TOKENS = 4
+"""A character has at most 4 bytes."""
 
 
 class Decoder(Protocol):
@@ -30,7 +32,7 @@ class IncrementalDetokenizer:
 
     The pieces joined are `tokenizer.decode(all ids)`, for tokenizers that decode a text from left
     to right (all byte-level ones; sentencepiece ones but for an answer that ends inside of a
-    character).
+    character). The work for a token does not grow with the answer.
 
     Args:
         tokenizer: decodes; is not changed.
@@ -40,13 +42,14 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Decoder, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._token_ids: list[int] = []
-        self._window = 0  # tokens before have no influence on what comes
-        self._given = 0  # tokens before have been given out as text
+        self._window: list[int] = []  # tokens before it have no influence on what comes
+        self._num_given = 0  # tokens of the window whose text has been given out in full
+        self._given = ""  # their text
+        self._num_ahead = 0  # characters that have been given out of the tokens behind them
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take new tokens and return the text that they complete, "" if they complete none."""
-        self._token_ids.extend(token_ids)
+        self._window.extend(token_ids)
         return self._advance(is_end=False)
 
     def finish(self) -> str:
@@ -54,20 +57,34 @@ class IncrementalDetokenizer:
         return self._advance(is_end=True)
 
     def _advance(self, *, is_end: bool) -> str:
-        if self._given == len(self._token_ids):
+        num_held = len(self._window) - self._num_given
+        if num_held == 0:
             return ""
-        before = self._decode(self._window, self._given)
-        after = self._decode(self._window, len(self._token_ids))
-        is_held_long = len(self._token_ids) - self._given > _MAX_HELD_TOKENS
-        if after.endswith(_INCOMPLETE) and not is_end and not is_held_long:
-            return ""
-        if len(after) <= len(before) and not is_end:
-            return ""  # special tokens, or a token that only changes with the next one
-        self._window = self._given
-        self._given = len(self._token_ids)
-        return after[len(before) :]
+        text = self._decode(self._window)
+        if is_end:
+            return text[len(self._given) + self._num_ahead :]
+        if len(text) > len(self._given) and not text.endswith(_INCOMPLETE):
+            return self._give(text, len(self._window))
+        if num_held > _MAX_HELD_TOKENS:
+            # Only the last tokens can still be part of a character.
+            end = len(self._window) - (_MAX_CHARACTER_TOKENS - 1)
+            return self._give(self._decode(self._window[:end]), end)
+        piece = text.rstrip(_INCOMPLETE)[len(self._given) + self._num_ahead :]
+        self._num_ahead += len(piece)
+        return piece
 
-    def _decode(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(
-            self._token_ids[start:end], skip_special_tokens=self._skip_special_tokens
-        )
+    def _give(self, text: str, end: int) -> str:
+        """Give out the window's tokens before `end`, whose text this is."""
+        given = len(self._given) + self._num_ahead
+        piece = text[given:]
+        if len(text) > len(self._given):
+            del self._window[: self._num_given]
+            self._num_given = end - self._num_given
+            self._given = self._decode(self._window[: self._num_given])
+            self._num_ahead = given + len(piece) - len(text)
+        else:  # skipped special tokens, which have no influence on what comes
+            del self._window[self._num_given : end]
+        return piece
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
