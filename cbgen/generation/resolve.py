@@ -68,7 +68,7 @@ class GenerationSettings:
         model: fields of the model's generation_config.json; empty where they shall not count.
         recipe: checked fields of the recipe.
         eos_token_ids: the model's ends of sequence, used where no level sets `eos_token_id`.
-        run_seed: seed of a run whose recipe gives none.
+        run_seed: seed of requests without one of their own; see `check.run_seed`.
         logprobs: which log-probabilities requests get that do not say whether they want any.
         logprobs_mode: which log-probabilities requests get that want some.
 
@@ -90,7 +90,7 @@ class GenerationSettings:
         self._recipe = recipe
         self._model = _check_model_fields(model, overridden=recipe)
         self._eos_token_ids = eos_token_ids
-        self._run_seed: int = recipe.get("seed", run_seed)
+        self._run_seed = run_seed
         self._logprobs = logprobs
         self._logprobs_mode = logprobs_mode
         try:

@@ -166,7 +166,7 @@ def make_preparer(
             model=loaded.generation_defaults if recipe.generation_defaults == "model" else {},
             recipe=recipe.generation_config,
             eos_token_ids=loaded.eos_token_ids,
-            run_seed=recipe.continuous_batching_config.seed or 0,
+            run_seed=recipe.seed or 0,
             logprobs=mode if recipe.continuous_batching_config.return_logprobs else None,
             logprobs_mode=mode,
         ),
