@@ -14,16 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 
 import torch
 from transformers import PreTrainedModel
 
-from cbgen.engine.build import BuiltEngine, build_engine, plan_facts
+from cbgen.engine.build import BuiltEngine, attached_engine
 from cbgen.engine.loop import EngineLoop
-from cbgen.engine.model.probe import probe_model, run_model
-from cbgen.engine.plan import resolve
 from cbgen.engine.request import GenerationOutput
 from cbgen.errors import EngineError, UsageError
 from cbgen.manager.configs import EngineSetup
@@ -50,11 +47,12 @@ def build(model: PreTrainedModel, setup: EngineSetup) -> BuiltEngine:
     Raises:
         UsageError: the model does not obey the hook, or what was asked does not fit the machine.
     """
-    with borrowed(model):
-        facts = probe_model(model)
-        numbers = plan_facts(facts)
-        plan = resolve(setup.config, setup.attn_implementation, numbers, setup.hints)
-        return BuiltEngine(build_engine(partial(run_model, model), plan, facts), plan, facts)
+    attention = setup.attn_implementation
+    with (
+        borrowed(model),
+        attached_engine(model, setup.config, attention, hints=setup.hints) as built,
+    ):
+        return built
 
 
 class BackgroundEngine:
@@ -105,10 +103,6 @@ class BackgroundEngine:
         """Whether a pause holds it, so that it runs nothing."""
         return self._loan is not None and self._loan.is_held
 
-    def is_pausing(self) -> bool:
-        """Whether the calling thread holds a pause of the model."""
-        return self._shared.is_pausing()
-
     def change_setup(self, setup: EngineSetup) -> None:
         """Build engines in another way from now on.
 
@@ -136,16 +130,8 @@ class BackgroundEngine:
             if self._loan is None:
                 self._build()
 
-    def starting(self) -> AbstractContextManager[None]:
-        """Keep pauses of the model away from a block that calls `start`; waits for their end.
-
-        Raises:
-            RuntimeError: the calling thread holds one.
-        """
-        return self._shared.starting()
-
     def start(self) -> bool:
-        """Start the thread, inside of `starting`; False if it runs already.
+        """Start the thread, inside of `SharedModel.starting`; False if it runs already.
 
         Raises:
             UsageError: model or settings are not supported.
@@ -201,7 +187,7 @@ class BackgroundEngine:
         return has_ended
 
     def end(self, *, hard_stop: bool, timeout: float | None) -> bool:
-        """Do the same in a thread that may hold a pause, which is not to wait."""
+        """Stop as `stop` does, also in a thread that holds a pause; for the exit of the process."""
         loop = self.loop
         if loop is None:
             return True
@@ -276,9 +262,9 @@ class BackgroundEngine:
         )
 
     def lose(self) -> None:
-        """Learn that this process was forked and has no thread for the engine."""
+        """Note that this process was forked: the engine's thread is not in it."""
         self._is_lost = True
-        self._lock = threading.RLock()  # the other may be held by a thread that is not here
+        self._lock = threading.RLock()  # the old one may be held by a thread that is not here
         self.failure = EngineError(_FORKED)
         self._router.lose(self.failure)
 
@@ -321,7 +307,7 @@ class BackgroundEngine:
             raise ManagerStopped(_FORKED)
 
     def _refuse_to_wait_in_a_pause(self) -> None:
-        if self.is_pausing():
+        if self._shared.is_pausing():
             raise RuntimeError(
                 "the end of a manager cannot be waited for inside of a pause() of its model, which "
                 "holds it; leave the pause first"

@@ -39,7 +39,7 @@ _NOT_OF_REQUESTS = ("continuous_batching_config", "transformers_version")
 _EAGER = ("eager", "paged|eager")
 
 _FIELDS_OF_REQUESTS = ("seed", "return_logprobs", "max_queue_size")
-"""Fields that an engine is not built by."""
+"""Fields that concern requests; the engine is the same without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +148,10 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attention(model: PreTrainedModel, config: ContinuousBatchingConfig) -> str:
-    """Return the backend for a model that was loaded with some implementation.
+    """Return the attention backend for a model.
 
-    Whoever loads a model eagerly wants plain products; anything else is the library's choice as
-    often as the caller's, and gets the best that is there.
+    A model that was loaded with eager attention keeps it: somebody has chosen it. Any other
+    implementation may only be the default of transformers, and gets the best backend there is.
     """
     implementation = model.config._attn_implementation
     if implementation in _EAGER:
@@ -292,10 +292,10 @@ def setting(config: GivenGeneration | None, name: str) -> Any:  # noqa: ANN401  
 
 
 def check_model(model: object) -> None:
-    """Refuse what is no model that could be asked, before anything else is looked at.
+    """Refuse everything but a loaded model of transformers with a language model head.
 
     Raises:
-        UsageError: it is something else, or has no language model head.
+        UsageError: it is something else; the text says what is missing.
     """
     if not isinstance(model, torch.nn.Module):
         hint = "the model comes first"

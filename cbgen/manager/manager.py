@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import inspect
 import logging
 import threading
 import weakref
@@ -21,6 +20,7 @@ from cbgen.errors import EngineError
 from cbgen.generation.resolve import GenerationSettings
 from cbgen.manager.background_engine import BackgroundEngine
 from cbgen.manager.configs import EngineSetup, check_names, generation_fields
+from cbgen.manager.model_loan import shared_model
 from cbgen.manager.outputs import RequestOutput, TrackedRequest
 from cbgen.manager.receivers import AsyncOutputQueue, OutputCallback, OutputQueue
 from cbgen.manager.requests import (
@@ -68,6 +68,7 @@ class ContinuousBatchingManager:
         self._tokenizer = tokenizer
         self._router = OutputRouter()
         self._engine = BackgroundEngine(model, setup, self._router)
+        self._shared_model = shared_model(model)
         self._lock = threading.Lock()
         self._num_named = 0
         self._before_start: list[TrackedRequest] = []
@@ -83,7 +84,7 @@ class ContinuousBatchingManager:
                 `pause` of the model.
         """
         # A pause that this waits for may be held by a thread that adds requests.
-        with self._engine.starting(), self._lock:
+        with self._shared_model.starting(), self._lock:
             if not self._engine.start():
                 logger.warning("the manager runs already; start() changes nothing")
                 return
@@ -364,7 +365,7 @@ class ContinuousBatchingManager:
         """
         if request_id is not None:
             check_request_id(request_id)
-        may_wait = timeout is not None or not self._engine.is_pausing()
+        may_wait = timeout is not None or not self._shared_model.is_pausing()
         return self._router.take(request_id, timeout=timeout, may_wait=may_wait)
 
     def __iter__(self) -> Iterator[RequestOutput]:
@@ -373,7 +374,7 @@ class ContinuousBatchingManager:
         Waits for a first request if there was none yet; ends when the manager stops.
         """
         while True:
-            may_wait = not self._engine.is_pausing()
+            may_wait = not self._shared_model.is_pausing()
             output = self._router.take(ends_when_answered=True, may_wait=may_wait)
             if output is None:
                 return
@@ -425,7 +426,6 @@ class ContinuousBatchingManager:
             TypeError: the callback is no function, or an `async` one; the id is no text.
         """
         check_request_id(request_id)
-        _check_callback(callback)
         self._router.follow([request_id], OutputCallback(callback), also_later=True)
 
     def _add(
@@ -461,7 +461,7 @@ class ContinuousBatchingManager:
             if self._engine.is_new:
                 self._before_start += ready
                 return ids
-        self._submit(ready, may_wait=not self._engine.is_pausing())
+        self._submit(ready, may_wait=not self._shared_model.is_pausing())
         return ids
 
     def _new_name(self) -> str:
@@ -507,7 +507,7 @@ class ContinuousBatchingManager:
         try:
             while unended:
                 try:
-                    item = queue.get(block=not self._engine.is_pausing())
+                    item = queue.get(block=not self._shared_model.is_pausing())
                 except Empty:
                     raise RuntimeError(WAITS_IN_A_PAUSE) from None
                 output = self._router.output_of(item)
@@ -543,18 +543,6 @@ def _one_for_each(name: str, given: Sequence[T | None] | None, count: int) -> li
     if len(values) != count:
         raise ValueError(f"{len(values)} {name} were given for {count} inputs; give one for each")
     return values
-
-
-def _check_callback(callback: object) -> None:
-    if not callable(callback):
-        raise TypeError(f"the callback must be a function, got {show_argument(callback)}")
-    if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
-        type(callback).__call__
-    ):
-        raise TypeError(
-            "the callback must be a plain function, which is called on the event loop; give "
-            "lambda output: asyncio.create_task(callback(output)), or use request_id_aiter"
-        )
 
 
 def _abandon(reference: weakref.ref[BackgroundEngine]) -> None:

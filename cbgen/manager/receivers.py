@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Protocol
 
 from cbgen.errors import EngineError
 from cbgen.manager.outputs import RequestOutput
+from cbgen.values import show_argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,20 @@ class OutputCallback:
     """Calls a function on the event loop that it was made in, with every output.
 
     A request that failed with the engine comes as an output too.
+
+    Raises:
+        TypeError: the callback is no function, or an `async` one.
+        RuntimeError: no event loop runs in this thread.
     """
 
     def __init__(self, callback: Callable[[RequestOutput], object]) -> None:
+        if not callable(callback):
+            raise TypeError(f"the callback must be a function, got {show_argument(callback)}")
+        if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
+            raise TypeError(
+                "the callback must be a plain function, which is called on the event loop; give "
+                "lambda output: asyncio.create_task(callback(output)), or use request_id_aiter"
+            )
         self._loop = asyncio.get_running_loop()
         self._callback = callback
 
