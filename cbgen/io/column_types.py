@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cbgen.io.exact import ExactFloat
+from cbgen.io.json_values import ExactFloat
 
 _EXACT_IN_FLOAT = 2**53
 _LARGEST = 2**63

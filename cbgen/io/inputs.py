@@ -1,23 +1,80 @@
 """All inputs of a run as one sequence of records: several files, of any format, one shard of them.
 
-Files are opened one after another, by the thread that reads them.
+Finds the files that the patterns of a command line name. They are opened one after another, by the
+thread that reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from urllib.parse import unquote, urlsplit
 
 from cbgen.errors import UsageError
-from cbgen.io.content import format_of_name
-from cbgen.io.opening import check_input, is_stream, open_input, open_raw
-from cbgen.io.parquet import ParquetRows, load_arrow
-from cbgen.io.paths import find_inputs
-from cbgen.io.reader import Record, read_records, records_from
-from cbgen.io.remote import is_remote
-from cbgen.io.shard import Shard
+from cbgen.io.formats.parquet import PARQUET, ParquetRows
+from cbgen.io.formats.registry import format_of_name
+from cbgen.io.input_files import (
+    check_input,
+    find_remote,
+    is_remote,
+    is_stream,
+    open_input,
+    open_raw,
+)
+from cbgen.io.records import Record, read_records, records_from
 
 _COUNTED_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `number` (from 0) of `count`; by default all records.
+
+    Record `index` belongs to shard `index % count`. Indexes stay those of the whole input, so that
+    the outputs can be joined; the output of a shard holds its rows at positions 0, 1, 2, ...
+    """
+
+    number: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read `i/n`.
+
+        Raises:
+            UsageError: it is not two numbers, or there is no such shard.
+        """
+        match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+        if match is None:
+            raise UsageError(f"--shard {text}: expected i/n, such as 0/8 for the first of eight")
+        number, count = map(int, match.groups())
+        if count == 0:
+            raise UsageError(f"--shard {text}: there must be at least one shard")
+        if number >= count:
+            raise UsageError(
+                f"--shard {text}: shards are counted from 0, so {count} of them are 0/{count} to "
+                f"{count - 1}/{count} (in Slurm: --array=0-{count - 1})"
+            )
+        return cls(number, count)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def takes(self, index: int) -> bool:
+        """Whether a record belongs to this shard."""
+        return index % self.count == self.number
+
+    def position(self, index: int) -> int:
+        """Return how many records of this shard come before one of its own."""
+        return index // self.count
+
+    def size(self, num_records: int) -> int:
+        """Return how many of the first `num_records` records belong to this shard."""
+        return (num_records - self.number + self.count - 1) // self.count
 
 
 class Inputs:
@@ -93,18 +150,14 @@ def open_inputs(
     names = find_inputs(patterns)
     for name in names:
         check_input(name)
-        if format_of_name(name) != "parquet":
-            continue
-        if is_remote(name):
-            load_arrow()
-            continue
-        with open_raw(name) as raw:
-            ParquetRows(raw, name)
+        if format_of_name(name) is PARQUET and not is_remote(name):
+            with open_raw(name) as raw:
+                ParquetRows(raw, name)  # refuses what is no whole file
     return Inputs(names, limit=limit, shard=shard)
 
 
 def _read_file(name: str, first_index: int) -> Iterator[Record]:
-    if format_of_name(name) == "parquet":
+    if format_of_name(name) is PARQUET:
         with open_raw(name) as raw:
             rows = ParquetRows(raw, name)
             yield from records_from(rows.lines(), name, first_index=first_index)
@@ -114,7 +167,7 @@ def _read_file(name: str, first_index: int) -> Iterator[Record]:
 
 
 def _count_rows(name: str) -> int:
-    if format_of_name(name) == "parquet":
+    if format_of_name(name) is PARQUET:
         with open_raw(name) as raw:
             return ParquetRows(raw, name).num_rows
     with open_input(name) as stream:
@@ -123,3 +176,73 @@ def _count_rows(name: str) -> int:
             num_lines += chunk.count(b"\n")
             last = chunk[-1:]
         return num_lines + (last != b"\n")
+
+
+def find_inputs(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the files that paths with or without wildcards name, `-` being stdin.
+
+    They come in the order of the patterns, those of one pattern sorted so that `part-2` is before
+    `part-10`. A path that exists is a file's name, whatever signs it holds.
+
+    Raises:
+        UsageError: a pattern matches no file, a path is a folder, or a file is named twice.
+    """
+    names: list[str] = []
+    for pattern in patterns:
+        names.extend(sorted(_matches(_local_path(pattern)), key=_natural_order))
+    _refuse_repeated(names)
+    return tuple(names)
+
+
+def _local_path(pattern: str) -> str:
+    """Return the path of a file:// address; other patterns as they are."""
+    if not pattern.startswith("file://"):
+        return pattern
+    address = urlsplit(pattern.replace("?", "%3F").replace("#", "%23"))
+    if address.netloc not in ("", "localhost"):
+        raise UsageError(f"{pattern}: names a file on {address.netloc}; write file:///path")
+    return unquote(address.path)
+
+
+def _matches(pattern: str) -> list[str]:
+    if is_remote(pattern):
+        names = find_remote(pattern)
+    elif pattern == "-" or os.path.lexists(pattern) or not glob.has_magic(pattern):
+        names = [pattern]
+    else:
+        names = glob.glob(pattern, recursive=True)
+    if not names:
+        raise UsageError(f"{pattern}: matches no file")
+    for name in names:
+        if not is_remote(name) and os.path.isdir(name):
+            raise UsageError(
+                f"{name}: is a folder; name its files: '{os.path.join(name, '*.jsonl')}'"
+            )
+    return names
+
+
+def _natural_order(name: str) -> tuple[list[tuple[str, int]], str]:
+    """Return a sort key in which numbers count as numbers."""
+    parts = re.findall(r"([^0-9]*)([0-9]*)", name)
+    return [(text, int(digits or -1)) for text, digits in parts], name
+
+
+def _refuse_repeated(names: Iterable[str]) -> None:
+    seen: dict[object, str] = {}
+    for name, file in ((name, _identity(name)) for name in names):
+        if file in seen:
+            first = seen[file]
+            also = "" if first == name else f" (the same file as {first})"
+            raise UsageError(f"{name}: is given twice{also}; each row would be answered twice")
+        seen[file] = name
+
+
+def _identity(name: str) -> object:
+    """Return what two names of one file have in common."""
+    if name == "-" or is_remote(name):
+        return name
+    try:
+        status = os.stat(name)
+    except OSError:  # whoever opens it says what is wrong
+        return name
+    return status.st_dev, status.st_ino

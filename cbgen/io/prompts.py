@@ -1,91 +1,122 @@
-"""What a record asks for: its one prompt, checked for shape.
+"""What a prompt is, and whether messages, tools and token ids have the shape that they must have.
 
-Checks what can be seen in the row alone. Chat templates, tokens, the vocabulary and the meaning of
-`generation_config` are the job's.
+Knows no row: which field holds what is in prompts.py and openai_requests.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from cbgen.errors import RowError
-from cbgen.io.openai.requests import BATCH_LINE_FIELDS, read_batch_request
-from cbgen.io.prompt_shapes import Prompt, check_messages, check_token_ids, check_tools, invalid
-from cbgen.io.reader import Record
-from cbgen.io.template import Template
-
-_FORMS = ("prompt", "messages", "prompt_token_ids", "input_ids")
+from cbgen.io.records import shorten
 
 
-def parse_prompt(record: Record, *, template: Template | None) -> Prompt:
-    """Read the prompt of a record.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """How one prompt becomes tokens where its row says so itself; None = as the recipe says."""
 
-    With a template the row's columns are only columns: the prompt is the filled template. A field
-    that is null counts as absent. A record that has a dialect is read as a line of a batch file.
+    is_plain: bool = False
+    """Text is never sent through the chat template."""
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By the field that asked for them: variables of which the template must know at least one."""
+    truncate_to: int | None = None
+    """Most tokens of the prompt, the others are cut off; -1 = what the context leaves."""
+    truncation: Literal["left", "right"] = "left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The prompt of one row; `kind` says which of text, messages and token_ids is set."""
+
+    kind: Literal["text", "messages", "token_ids"]
+    text: str | None = None
+    """May be empty: a plain prompt without tokens is found where it is tokenized."""
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    token_ids: list[int] | None = None
+    generation_config: dict[str, Any] | None = None
+    """The row's own fields as given, unchecked."""
+    logprobs: bool | None = None
+    """Whether the row wants log-probabilities; None = as the recipe says."""
+    rendering: Rendering | None = None
+
+
+def check_messages(value: object) -> list[dict[str, Any]]:
+    """Return the messages of a conversation.
 
     Raises:
-        RowError: the record has an error already, holds none or several of the forms, or its form
-            is wrong.
+        RowError: they have not the shape of messages, or hold more than text.
     """
-    if record.error is not None:
-        raise record.error
-    if record.dialect is not None:
-        return read_batch_request(record)
-    columns = record.columns
-    assert columns is not None, "a record without error has columns"
-    if columns.get("continuation") is not None:
-        raise RowError(
-            "unsupported", "continuation: scoring a given text is not supported yet; leave it out"
-        )
-    generation_config = _generation_config(columns)
-    if template is not None:
-        text = template.render(columns)
-        return Prompt(kind="text", text=text, generation_config=generation_config)
-    form = _form(columns)
-    value = columns[form]
-    if form == "prompt":
-        if not isinstance(value, str):
-            raise invalid("prompt", "must be a string (token ids go into prompt_token_ids)", value)
-        return Prompt(kind="text", text=value, generation_config=generation_config)
-    if form == "messages":
-        return Prompt(
-            kind="messages",
-            messages=check_messages(value),
-            tools=check_tools(columns.get("tools")),
-            generation_config=generation_config,
-        )
-    return Prompt(
-        kind="token_ids",
-        token_ids=check_token_ids(form, value),
-        generation_config=generation_config,
-    )
-
-
-def _form(columns: dict[str, Any]) -> str:
-    forms = [name for name in _FORMS if columns.get(name) is not None]
-    if len(forms) == 1:
-        return forms[0]
-    if forms:
-        raise RowError(
-            "ambiguous_prompt", f"the row holds {' and '.join(forms)}; it must hold one of them"
-        )
-    present = ", ".join(columns) or "none"
-    raise RowError(
-        "no_prompt", f"the row holds no prompt: {_remedy(columns)}; its columns: {present}"
-    )
-
-
-def _remedy(columns: dict[str, Any]) -> str:
-    if "custom_id" not in columns or "body" not in columns:
-        return f"give it one of {', '.join(_FORMS)}, or set prompt.template"
-    missing = [name for name in BATCH_LINE_FIELDS if name not in columns]
-    if missing:
-        return f"a line of a batch file needs {' and '.join(missing)}, too"
-    return "it is a line of a batch file, which --format auto, openai and vllm read"
-
-
-def _generation_config(columns: dict[str, Any]) -> dict[str, Any] | None:
-    value = columns.get("generation_config")
-    if value is not None and not isinstance(value, dict):
-        raise invalid("generation_config", "must be an object", value)
+    if not isinstance(value, list) or not value:
+        raise invalid("messages", "must be a list of at least one message", value)
+    for number, message in enumerate(value):
+        place = f"messages[{number}]"
+        if not isinstance(message, dict):
+            raise invalid(place, "must be an object with role and content", message)
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise invalid(f"{place}.role", "must be a string such as user", role)
+        _check_content(f"{place}.content", message)
     return value
+
+
+def _check_content(place: str, message: dict[str, Any]) -> None:
+    content = message.get("content")
+    if isinstance(content, str):
+        return
+    if content is None and message["role"] == "assistant":
+        return  # an answer that only calls tools
+    if not isinstance(content, list):
+        raise invalid(
+            place, "must be a string or a list of parts (only an assistant's may be null)", content
+        )
+    for number, part in enumerate(content):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise invalid(f"{place}[{number}]", "must be an object with a type", part)
+        if part["type"] != "text":
+            raise RowError(
+                "unsupported", f"{place}[{number}]: only text is supported, got {part['type']!r}"
+            )
+        if not isinstance(part.get("text"), str):
+            raise invalid(f"{place}[{number}].text", "must be a string", part.get("text"))
+
+
+def check_tools(value: object) -> list[dict[str, Any]] | None:
+    """Return the tools of a conversation, None where there are none.
+
+    Raises:
+        RowError: they are no list of objects.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise invalid("tools", "must be a list of objects", value)
+    return value
+
+
+def check_token_ids(field: str, value: object) -> list[int]:
+    """Return the token ids that `field` holds.
+
+    Raises:
+        RowError: they are no list of at least one integer, none negative.
+    """
+    if not isinstance(value, list) or not value:
+        raise invalid(field, "must be a list of at least one token id", value)
+    if set(map(type, value)) != {int}:  # a bool is no token id
+        wrong = next(item for item in value if type(item) is not int)
+        raise invalid(field, "must hold integers only", wrong)
+    if min(value) < 0:
+        raise invalid(field, "must hold no negative ids", min(value))
+    return value
+
+
+def invalid(field: str, rule: str, value: object) -> RowError:
+    """Return the error of a field that breaks a rule; its code is `invalid_` and the field."""
+    code = "invalid_" + field.partition("[")[0]
+    return RowError(code, f"{field} {rule}, got {shorten(value)}")

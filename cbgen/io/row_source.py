@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from cbgen.io.identity import IdIndex
-from cbgen.io.inputs import Inputs
+from cbgen.io.ids import IdIndex
+from cbgen.io.inputs import Inputs, Shard
 from cbgen.io.openai.requests import InputFormat, identify
-from cbgen.io.reader import Record, record_of
-from cbgen.io.shard import Shard
+from cbgen.io.records import Record, record_of
 
 
 class RowSource:

@@ -1,6 +1,8 @@
-"""Output rows: which input columns they carry, under which names, and their fields in order.
+"""Output rows: the one table of their fields, how a row is laid out, and how one is read back.
 
-Takes plain values, so that it knows no engine. Numbers that are not finite are made null.
+A new field is an entry of `FIELDS`: rows, `choices`, the columns of parquet files and the names
+that input columns may not keep follow from it. Takes plain values, so that it knows no engine.
+Numbers that are not finite are made null.
 """
 
 from __future__ import annotations
@@ -11,46 +13,141 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cbgen.errors import RowError
-from cbgen.io.reader import Record
+from cbgen.io.column_types import ColumnType, ListType, ObjectType
+from cbgen.io.records import Record
 
-OUTPUT_FIELDS = frozenset({
-    "id", "index", "text", "finish_reason", "stop_reason", "usage", "logprobs", "error", "choices",
-    "token_ids", "prompt_token_ids", "prompt_logprobs", "reasoning", "valid", "continuation",
-})  # fmt: skip
-"""Every field that an output row may have; columns of these names are renamed in every run."""
+FINISH_REASONS = ("stop", "length", "cancelled", "error")
+"""How a row can have ended."""
 
 _NOT_CARRIED = frozenset({"id", "generation_config", "prompt_token_ids", "input_ids"})
 _MASKED_LOGPROB = -1e30  # what engines put in place of minus infinity lies below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Sample:
     """One sample of an answer."""
 
     text: str | None
+    """None for a model without a tokenizer."""
     finish_reason: str
     stop_reason: str | int | None = None
-    completion_tokens: int
+    token_ids: Sequence[int]
     logprobs: dict[str, Any] | None = None
     """As `logprobs_object` builds it."""
-    token_ids: Sequence[int] | None = None
-    """Written only where it is not None."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What was generated for one row."""
 
-    choices: Sequence[Choice]
-    """The samples in their order, at least one."""
-    prompt_tokens: int
-    prompt_token_ids: Sequence[int] | None = None
-    """Written only where it is not None."""
+    prompt_ids: Sequence[int]
+    samples: Sequence[Sample]
+    """In their order, at least one."""
 
     @property
     def completion_tokens(self) -> int:
         """Tokens of all samples."""
-        return sum(choice.completion_tokens for choice in self.choices)
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputField:
+    """A field of an output row, or of each of its `choices`."""
+
+    name: str
+    type: ColumnType
+    """Of its column in a parquet file."""
+    value: Callable[[Answer, Sample], Any]
+    is_of_sample: bool = True
+    """Whether each of several samples has its own."""
+    is_token_ids: bool = False
+    """Whether it is written only where token ids are asked for, and in no failed row."""
+    when_failed: Any = None
+    """Its value in the row of a record that could not be answered."""
+
+
+_TOP = ObjectType((("token", "text"), ("token_id", "int"), ("logprob", "float")))
+_LOGPROBS = ObjectType(
+    (
+        ("tokens", ListType("text")),
+        ("token_ids", ListType("int")),
+        ("logprobs", ListType("float")),
+        ("top", ListType(ListType(_TOP))),
+    )
+)
+
+FIELDS = (
+    OutputField(name="text", type="text", value=lambda _, sample: sample.text),
+    OutputField(
+        name="finish_reason",
+        type="text",
+        value=lambda _, sample: sample.finish_reason,
+        when_failed="error",
+    ),
+    OutputField(name="stop_reason", type="text", value=lambda _, sample: sample.stop_reason),
+    OutputField(
+        name="usage",
+        type=ObjectType((("prompt_tokens", "int"), ("completion_tokens", "int"))),
+        value=lambda answer, _: {
+            "prompt_tokens": len(answer.prompt_ids),
+            "completion_tokens": answer.completion_tokens,
+        },
+        is_of_sample=False,
+    ),
+    OutputField(name="logprobs", type=_LOGPROBS, value=lambda _, sample: sample.logprobs),
+    OutputField(
+        name="prompt_token_ids",
+        type=ListType("int"),
+        value=lambda answer, _: list(answer.prompt_ids),
+        is_of_sample=False,
+        is_token_ids=True,
+    ),
+    OutputField(
+        name="token_ids",
+        type=ListType("int"),
+        value=lambda _, sample: list(sample.token_ids),
+        is_token_ids=True,
+    ),
+)
+"""The fields that say what was generated, in the order of a row.
+
+A row begins with `id`, `index` and the carried columns, and ends with `error`. One of several
+samples has `choices` in place of the fields of a sample.
+"""
+
+_RESERVED = ("prompt_logprobs", "reasoning", "valid", "continuation")  # no row has them yet
+
+OUTPUT_FIELDS = frozenset(
+    {"id", "index", "choices", "error", *(field.name for field in FIELDS), *_RESERVED}
+)
+"""Every field that an output row may have; columns of these names are renamed in every run."""
+
+ALWAYS_PRESENT = ("index", *(field.name for field in FIELDS if not field.is_token_ids), "error")
+"""The fields that every parquet file has a column for; `id` too, whose type depends on the rows."""
+
+
+def _own_columns() -> dict[str, ColumnType]:
+    always = {field.name: field.type for field in FIELDS if not field.is_token_ids}
+    of_samples = {field.name: field.type for field in FIELDS if field.is_of_sample}
+    optional = sorted((field for field in FIELDS if field.is_token_ids), key=_is_of_row)
+    return {
+        "index": "int",
+        **always,
+        "choices": ListType(ObjectType(tuple(of_samples.items()))),
+        **{field.name: field.type for field in optional},
+        "error": ObjectType((("type", "text"), ("code", "text"), ("message", "text"))),
+    }
+
+
+def _is_of_row(field: OutputField) -> bool:
+    return not field.is_of_sample
+
+
+OWN_COLUMNS = _own_columns()
+"""The types of all fields but `id`, in the order of a parquet file's columns.
+
+Carried columns stand behind the first one.
+"""
 
 
 class OutputRows:
@@ -59,12 +156,15 @@ class OutputRows:
     Args:
         columns: input columns to carry: `all` (but ids of tokens and generation_config), `none`, or
             names.
+        token_ids: write the ids of prompt and answer too.
         on_renamed: called once for each column that is renamed, with the old and the new name.
     """
 
     def __init__(
         self,
         columns: Literal["all", "none"] | Sequence[str] = "all",
+        *,
+        token_ids: bool = False,
         on_renamed: Callable[[str, str], None] | None = None,
     ) -> None:
         self._columns = columns
@@ -72,6 +172,9 @@ class OutputRows:
         self._renamed: set[tuple[str, str]] = set()
         self._plan_keys: tuple[str, ...] = ()
         self._plan: list[tuple[str, str]] = []
+        self._fields = [field for field in FIELDS if token_ids or not field.is_token_ids]
+        self._sample_fields = [field for field in self._fields if field.is_of_sample]
+        self._row_fields = [field for field in self._fields if not field.is_of_sample]
 
     def answer(self, record: Record, answer: Answer) -> dict[str, Any]:
         """Return the row of a record that was answered.
@@ -79,33 +182,25 @@ class OutputRows:
         A single sample's fields stand in the row itself, those of several in its `choices`.
         """
         row = self._begin(record)
-        usage = {
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-        }
-        token_ids: dict[str, Any] = {}
-        if answer.prompt_token_ids is not None:
-            token_ids["prompt_token_ids"] = list(answer.prompt_token_ids)
-        if len(answer.choices) > 1:
-            row["choices"] = [_choice_fields(choice) for choice in answer.choices]
-            row["usage"] = usage
-        else:
-            choice = _choice_fields(answer.choices[0])
-            for name in ("text", "finish_reason", "stop_reason"):
-                row[name] = choice.pop(name)
-            row["usage"] = usage
-            row["logprobs"] = choice.pop("logprobs")
-            token_ids |= choice
-        return {**row, **token_ids, "error": None}
+        fields = self._fields
+        if len(answer.samples) > 1:
+            row["choices"] = [
+                {field.name: field.value(answer, sample) for field in self._sample_fields}
+                for sample in answer.samples
+            ]
+            fields = self._row_fields
+        first = answer.samples[0]
+        for field in fields:
+            row[field.name] = field.value(answer, first)
+        row["error"] = None
+        return row
 
     def failure(self, record: Record, error: RowError) -> dict[str, Any]:
         """Return the row of a record that could not be answered; it carries the same columns."""
         row = self._begin(record)
-        row["text"] = None
-        row["finish_reason"] = "error"
-        row["stop_reason"] = None
-        row["usage"] = None
-        row["logprobs"] = None
+        for field in FIELDS:
+            if not field.is_token_ids:
+                row[field.name] = field.when_failed
         row["error"] = error.as_dict()
         return row
 
@@ -137,18 +232,6 @@ class OutputRows:
         return [name for name in dict.fromkeys(self._columns) if name in columns and name != "id"]
 
 
-def _choice_fields(choice: Choice) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "text": choice.text,
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-        "logprobs": choice.logprobs,
-    }
-    if choice.token_ids is not None:
-        fields["token_ids"] = list(choice.token_ids)
-    return fields
-
-
 def _output_name(name: str, columns: dict[str, Any]) -> str:
     output_name = name
     if name in OUTPUT_FIELDS:
@@ -158,14 +241,64 @@ def _output_name(name: str, columns: dict[str, Any]) -> str:
     return output_name
 
 
-def row_error(row: Mapping[str, Any]) -> str | None:
-    """Return the message of the error that an output row of any dialect carries, else None."""
-    error, response = row["error"], row.get("response")
-    if error is None and "index" not in row and isinstance(response, dict):  # an OpenAI line
-        error = response["body"].get("error")
-    while isinstance(error, dict):
-        error = error.get("error", error.get("message"))
-    return None if error is None else str(error)
+@dataclass(frozen=True, slots=True)
+class RowOutcome:
+    """What an output row says of its record: which it is, and how it ended."""
+
+    index: int
+    finish_reasons: tuple[str, ...]
+    """How each of its samples ended: of FINISH_REASONS, or what another version wrote."""
+    error_code: str | None = None
+    """Set where the row failed."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @classmethod
+    def of_failure(cls, index: int, error: object) -> RowOutcome:
+        """Return the outcome of a row that carries an error, as an object or otherwise."""
+        held = as_object(error)
+        code = held.get("code") or as_object(held.get("error")).get("code") or "error"
+        return cls(index, ("error",), str(code))
+
+    @classmethod
+    def of_answer(
+        cls, index: int, finish_reasons: Iterable[object], usage: object
+    ) -> RowOutcome:
+        """Return the outcome of a row that was answered."""
+        held = as_object(usage)
+        return cls(
+            index,
+            tuple(map(str, finish_reasons)),
+            None,
+            int(held.get("prompt_tokens") or 0),
+            int(held.get("completion_tokens") or 0),
+        )
+
+
+def outcome_of(row: Mapping[str, Any]) -> RowOutcome | None:
+    """Return the outcome of a row that OutputRows laid out, None where it is another one's."""
+    index, choices = row.get("index"), row.get("choices")
+    if type(index) is not int or index < 0:
+        return None
+    # A parquet file has the columns of both, so `choices` can be null.
+    reasons = finish_reasons([row] if choices is None else choices)
+    if not all(isinstance(reason, str) for reason in reasons):
+        return None
+    error = row.get("error")
+    if error is not None:
+        return RowOutcome.of_failure(index, error)
+    return RowOutcome.of_answer(index, reasons, row.get("usage"))
+
+
+def finish_reasons(choices: object) -> list[object]:
+    """Return the finish reason of each choice; one that is None where there are no choices."""
+    held = choices if isinstance(choices, list) and choices else [None]
+    return [as_object(choice).get("finish_reason") for choice in held]
+
+
+def as_object(value: object) -> Mapping[str, Any]:
+    """Return a JSON object, an empty one in place of any other value."""
+    return value if isinstance(value, dict) else {}
 
 
 def logprobs_object(

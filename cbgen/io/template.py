@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cbgen.errors import RowError, UsageError
-from cbgen.io.encode import encode_value
+from cbgen.io.json_values import encode_value
 
 _PIECE = re.compile(r"(?P<escape>\{\{|\}\})|\{(?P<name>[^{}]*)\}|(?P<brace>[{}])")
 _COLUMN_NAME = re.compile(r"[^.\[\]!:\s](?:[^.\[\]!:]*[^.\[\]!:\s])?")

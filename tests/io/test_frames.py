@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbgen.io import frames
-from cbgen.io.frames import FrameFile, read_frames
-from cbgen.io.output_file import OutputFile
-from cbgen.io.writer import RowWriter
+from cbgen.io.formats.compressed import FrameFile, read_frames
+from cbgen.io.output.output_file import OutputFile
+from cbgen.io.output.writer import RowWriter
 from tests.helpers.packed import pack, unpack
 
 KINDS = ["gzip", "zstd"]
@@ -78,7 +77,7 @@ def test_frames_have_about_the_size_that_they_should(tmp_path, kind, monkeypatch
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_wait_in_the_journal_until_a_second_has_passed(tmp_path, kind, monkeypatch):
     now = 100.0
-    monkeypatch.setattr("cbgen.io.writer.time.monotonic", lambda: now)
+    monkeypatch.setattr("cbgen.io.output.writer.time.monotonic", lambda: now)
     path = tmp_path / f"out{SUFFIXES[kind]}"
     rows = RowWriter(str(path), order="completion")
     rows.write(3, line_of(3))

@@ -6,9 +6,8 @@ import json
 import pytest
 
 from cbgen.errors import UsageError
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Shard, open_inputs
 from cbgen.io.row_source import RowSource
-from cbgen.io.shard import Shard
 from tests.helpers.packed import pack, write_parquet
 from tests.helpers.records import error_codes, error_of
 

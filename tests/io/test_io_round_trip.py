@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbgen.errors import RowError
-from cbgen.io.encode import encode_row
-from cbgen.io.identity import IdIndex
-from cbgen.io.prompts import parse_prompt
+from cbgen.io.dialects import parse_prompt
+from cbgen.io.ids import IdIndex
+from cbgen.io.json_values import encode_row
+from cbgen.io.output.writer import RowWriter
 from cbgen.io.rows import OUTPUT_FIELDS, Answer, Choice, OutputRows
-from cbgen.io.writer import RowWriter
 from tests.helpers.records import read_bytes
 
 VALID_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbgen.errors import RowError
-from cbgen.io.decode import MAX_DEPTH, decode_row
-from cbgen.io.encode import encode_row, encode_value
-from cbgen.io.exact import ExactFloat
+from cbgen.io.json_values import MAX_DEPTH, ExactFloat, decode_row, encode_row, encode_value
 
 VALID_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON_VALUES = st.recursive(

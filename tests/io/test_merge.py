@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import pytest
 
 from cbgen.errors import UsageError
-from cbgen.io.encode import encode_row
-from cbgen.io.frames import FrameFile
-from cbgen.io.merge import merge_shards
-from cbgen.io.output_file import OutputFile, journal_path, run_path
-from cbgen.io.parquet_output import read_parquet, write_parquet
-from cbgen.io.run_file import RunFile, RunHeader
+from cbgen.io.formats.compressed import FrameFile
+from cbgen.io.formats.parquet import read_parquet, write_parquet
+from cbgen.io.json_values import encode_row
+from cbgen.io.output.merge import merge_shards
+from cbgen.io.output.output_file import OutputFile, journal_path, run_path
+from cbgen.io.output.run_file import RunFile, RunHeader
 from tests.helpers.packed import pack, unpack
 
 SUFFIXES = {"": "text", ".gz": "gzip", ".zst": "zstd"}

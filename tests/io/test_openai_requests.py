@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from cbgen.io.identity import IdIndex
+from cbgen.io.dialects import parse_prompt
+from cbgen.io.ids import IdIndex
 from cbgen.io.openai import requests as openai_requests
 from cbgen.io.openai.body_fields import BodyError
 from cbgen.io.openai.requests import identify
-from cbgen.io.prompt_shapes import Prompt
-from cbgen.io.prompts import parse_prompt
+from cbgen.io.prompts import Prompt
 from tests.helpers.batch_files import USER, chat_line, completion_line, line_record
 from tests.helpers.records import error_of, make_record, read_bytes
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from cbgen.errors import RowError
-from cbgen.io.encode import encode_row
-from cbgen.io.identity import IdIndex
+from cbgen.io.ids import IdIndex
+from cbgen.io.json_values import encode_row
 from cbgen.io.openai.body_fields import BodyError
 from cbgen.io.openai.requests import identify
 from cbgen.io.openai.responses import CANCELLED, LINE_ID, BatchRun, OpenAILines, VllmLines

@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
+from cbgen.io.formats.parquet import ParquetRows
 from cbgen.io.inputs import open_inputs
-from cbgen.io.parquet import ParquetRows
-from cbgen.io.reader import records_from
+from cbgen.io.records import records_from
 from tests.helpers.packed import write_parquet
 from tests.helpers.records import error_codes, error_of
 

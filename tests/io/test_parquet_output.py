@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
-from cbgen.io import parquet_output
 from cbgen.io.column_types import common_type, type_of
-from cbgen.io.decode import decode_row
-from cbgen.io.encode import encode_row
-from cbgen.io.output_file import OutputFile
-from cbgen.io.parquet_output import read_parquet, write_parquet
+from cbgen.io.formats.parquet import read_parquet, write_parquet
+from cbgen.io.json_values import decode_row, encode_row
+from cbgen.io.output.output_file import OutputFile
 
 ANSWERED = {
     "text": "an answer",

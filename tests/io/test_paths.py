@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cbgen.errors import UsageError
-from cbgen.io.paths import find_inputs
+from cbgen.io.inputs import find_inputs
 
 
 @pytest.fixture

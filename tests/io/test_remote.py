@@ -6,8 +6,8 @@ import fsspec
 import pytest
 
 from cbgen.errors import UsageError
+from cbgen.io.input_files import refuse_remote_output
 from cbgen.io.inputs import open_inputs
-from cbgen.io.remote import refuse_remote_output
 from tests.helpers.packed import pack
 
 

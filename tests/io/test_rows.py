@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from cbgen.errors import RowError
-from cbgen.io.encode import encode_row
+from cbgen.io.json_values import encode_row
 from cbgen.io.rows import OUTPUT_FIELDS, Answer, Choice, OutputRows, logprobs_object
 from tests.helpers.records import error_of, make_record, read_bytes
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cbgen.errors import UsageError
-from cbgen.io.run_file import RunFile, RunHeader
+from cbgen.io.output.run_file import RunFile, RunHeader
 
 HEADER = RunHeader(recipe_digest="abc", recipe={"model": {"path": "m"}}, inputs=["in.jsonl"])
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
-from cbgen.io.shard import Shard
+from cbgen.io.inputs import Shard
 
 
 def test_a_shard_is_written_as_number_and_count():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cbgen.errors import OutputError, UsageError
 from cbgen.io import waiting, writer
-from cbgen.io.writer import RowWriter, refuse_same_file
+from cbgen.io.output.writer import RowWriter, refuse_same_file
 
 
 def line_of(index: int, size: int = 0) -> bytes:

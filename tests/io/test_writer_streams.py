@@ -14,7 +14,7 @@ import pytest
 
 from cbgen.errors import OutputError, UsageError
 from cbgen.io import output_file, writer
-from cbgen.io.writer import ClosedOutput, RowWriter, refuse_same_file
+from cbgen.io.output.writer import ClosedOutput, RowWriter, refuse_same_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -268,7 +268,9 @@ def test_a_named_pipe_gets_the_rows_in_order(tmp_path):
 def test_stdin_and_output_may_not_be_one_file(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"{}\n")
-    code = f"from cbgen.io.writer import refuse_same_file; refuse_same_file('-', {str(path)!r})"
+    code = (
+        f"from cbgen.io.output.writer import refuse_same_file; refuse_same_file('-', {str(path)!r})"
+    )
     with path.open("rb") as stdin:
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, stdin=stdin, capture_output=True, check=False
@@ -287,7 +289,7 @@ def test_a_run_killed_at_any_moment_leaves_whole_rows(tmp_path):
     path = tmp_path / "out.jsonl"
     code = (
         "import os, signal\n"
-        "from cbgen.io.writer import RowWriter\n"
+        "from cbgen.io.output.writer import RowWriter\n"
         f"rows = RowWriter({str(path)!r})\n"
         "for index in (0, 1, 3, 5):\n"
         "    rows.write(index, b'{\"index\":%d}\\n' % index)\n"

@@ -1,4 +1,4 @@
-"""Lines of OpenAI Batch and vLLM run-batch files: which records are such lines, what they ask for.
+"""Lines of OpenAI Batch and vLLM run-batch files: what they ask for.
 
 A line holds `custom_id`, `method`, `url` and `body`. The fields of a body are in body_fields.py,
 the lines of the answer in responses.py.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from cbgen.errors import RowError
 from cbgen.io.openai.body_fields import (
@@ -20,53 +19,24 @@ from cbgen.io.openai.body_fields import (
     BodyValues,
     Json,
 )
-from cbgen.io.prompt_shapes import (
+from cbgen.io.prompts import (
     Prompt,
     Rendering,
     check_messages,
     check_token_ids,
     check_tools,
 )
-from cbgen.io.reader import Record
+from cbgen.io.records import Record
 from cbgen.values import show
 
 logger = logging.getLogger(__name__)
 
-InputFormat = Literal["auto", "cbgen", "openai", "vllm"]
-"""auto: a line is what its form says; openai, vllm: all are lines of a batch; cbgen: none is."""
-
 BATCH_LINE_FIELDS = ("custom_id", "method", "url", "body")
+"""What makes a record a line of a batch."""
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 _FIELDS = {CHAT_URL: CHAT_FIELDS, COMPLETION_URL: COMPLETION_FIELDS}
-
-
-def identify(record: Record, input_format: InputFormat) -> Record:
-    """Return the record with its dialect and its `custom_id` as id, if it is a line of a batch.
-
-    A line of a batch without a `custom_id` that is a string carries an error.
-    """
-    dialect: Literal["openai", "vllm"] = "openai"
-    if input_format in ("openai", "vllm"):
-        dialect = "vllm" if input_format == "vllm" else "openai"
-    elif input_format == "cbgen" or not _is_batch_line(record.columns):
-        return record
-    columns = record.columns
-    if columns is None:
-        return replace(record, dialect=dialect)
-    custom_id = columns.get("custom_id")
-    if isinstance(custom_id, str):
-        return replace(record, dialect=dialect, id=custom_id, error=None)
-    problem = "is missing" if custom_id is None else f"must be a string, got {show(custom_id)}"
-    error = RowError("invalid_custom_id", f"{record.place}: custom_id {problem}")
-    return replace(record, dialect=dialect, id=None, error=error)
-
-
-def _is_batch_line(columns: Mapping[str, Any] | None) -> bool:
-    if columns is None or "custom_id" not in columns:
-        return False
-    return all(name in columns for name in BATCH_LINE_FIELDS)
 
 
 def read_batch_request(record: Record) -> Prompt:

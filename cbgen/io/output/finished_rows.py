@@ -11,29 +11,42 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol
+from typing import Literal
 
 from cbgen.errors import UsageError
-from cbgen.io.content import format_of_name
-from cbgen.io.frames import read_frames
-from cbgen.io.output_file import journal_path
-from cbgen.io.parquet_output import read_parquet
-from cbgen.io.row_facts import RowFacts, read_facts
-from cbgen.io.row_set import RowSet
-from cbgen.io.waiting import Journal, WaitingRows
+from cbgen.io.formats.jsonl import read_lines
+from cbgen.io.formats.registry import format_of_name
+from cbgen.io.output.journal import Journal, WaitingRows
+from cbgen.io.output.output_file import RowOutput, journal_path
+from cbgen.io.dialects import read_outcome
+from cbgen.io.rows import RowOutcome
 
 
-class CuttableOutput(Protocol):
-    """What the rows in OUT are kept in."""
+class RowSet:
+    """Positions from 0, in one bit each; grows to the largest one added."""
 
-    def cut(self, size: int = 0) -> None:
-        """Drop all but the first bytes."""
+    def __init__(self) -> None:
+        self._bits = bytearray()
+        self._count = 0
 
-    def sync(self) -> None:
-        """Put on disk what is there."""
+    def add(self, position: int) -> None:
+        """Add a position."""
+        place, bit = position >> 3, 1 << (position & 7)
+        if place >= len(self._bits):
+            self._bits.extend(bytes(place + 1 - len(self._bits)))
+        if not self._bits[place] & bit:
+            self._bits[place] |= bit
+            self._count += 1
+
+    def __contains__(self, position: int) -> bool:
+        place = position >> 3
+        return place < len(self._bits) and bool(self._bits[place] & 1 << (position & 7))
+
+    def __len__(self) -> int:
+        return self._count
 
 
-class EarlierRows:
+class FinishedRows:
     """The rows of an earlier run.
 
     Args:
@@ -51,8 +64,8 @@ class EarlierRows:
         path: str,
         *,
         order: Literal["input", "completion"],
-        position: Callable[[RowFacts], int | None],
-        on_kept: Callable[[RowFacts], None],
+        position: Callable[[RowOutcome], int | None],
+        on_kept: Callable[[RowOutcome], None],
     ) -> None:
         self._path = path
         self._order = order
@@ -74,7 +87,7 @@ class EarlierRows:
         """Whether OUT as it is holds all rows that stay, and no others."""
         return len(self._in_place) == len(self.answered) and self._end == _size(self._path)
 
-    def apply(self, output: CuttableOutput, journal: Journal) -> WaitingRows:
+    def apply(self, output: RowOutput, journal: Journal) -> WaitingRows:
         """Bring both files into the state from which the run goes on; return the rows that wait.
 
         Raises:
@@ -97,7 +110,7 @@ class EarlierRows:
         self._in_place = RowSet()
         self._moves = True
 
-    def _scan_output(self, on_kept: Callable[[RowFacts], None]) -> None:
+    def _scan_output(self, on_kept: Callable[[RowOutcome], None]) -> None:
         is_in_place = True
         since_border = array("Q")
         for item in _read_output(self._path, 0):
@@ -116,30 +129,30 @@ class EarlierRows:
                 since_border.append(position)
         self._moves = len(self.answered) > len(self._in_place)
 
-    def _scan_journal(self, on_kept: Callable[[RowFacts], None]) -> None:
-        for item in _read_lines(journal_path(self._path), 0):
+    def _scan_journal(self, on_kept: Callable[[RowOutcome], None]) -> None:
+        for item in read_lines(journal_path(self._path)):
             if isinstance(item, int):
                 self._journal_end = item
                 continue
-            facts = read_facts(item)
-            position = None if facts is None else self._position(facts)
-            if facts is None or position is None:
+            outcome = read_outcome(item)
+            position = None if outcome is None else self._position(outcome)
+            if outcome is None or position is None:
                 self._moves = True  # so that a run after this one does not find it
             elif position not in self.answered:
                 self.answered.add(position)
-                on_kept(facts)
+                on_kept(outcome)
 
     def _keep(
-        self, line: bytes, seen: RowSet, on_kept: Callable[[RowFacts], None] | None = None
+        self, line: bytes, seen: RowSet, on_kept: Callable[[RowOutcome], None] | None = None
     ) -> int | None:
         """Return the position of a row that stays and was not seen yet, which it then is."""
-        facts = read_facts(line)
-        position = None if facts is None else self._position(facts)
-        if facts is None or position is None or position in seen:
+        outcome = read_outcome(line)
+        position = None if outcome is None else self._position(outcome)
+        if outcome is None or position is None or position in seen:
             return None
         seen.add(position)
         if on_kept is not None:
-            on_kept(facts)
+            on_kept(outcome)
         return position
 
     def _place_moved(self, waiting: WaitingRows) -> Iterator[bytes]:
@@ -161,7 +174,7 @@ class EarlierRows:
     def _kept_in_journal(self, seen: RowSet) -> Iterator[tuple[int, bytes, int]]:
         """Yield position, line and offset of the journal's rows that stay and were not seen."""
         offset = 0
-        for line in _read_lines(journal_path(self._path), 0):
+        for line in read_lines(journal_path(self._path)):
             if isinstance(line, bytes):
                 if (position := self._keep(line, seen)) is not None:
                     yield position, line, offset
@@ -183,27 +196,4 @@ def _size(path: str) -> int:
 
 def _read_output(path: str, start: int) -> Iterator[bytes | int]:
     """Yield the whole lines of OUT from an offset on, and the offsets where it may be cut."""
-    kind = format_of_name(path)
-    if not _size(path):
-        return
-    if kind == "text":
-        yield from _read_lines(path, start)
-    elif kind == "parquet":
-        if start == 0:
-            yield from read_parquet(path)
-            yield _size(path)
-    else:
-        with open(path, "rb") as stream:
-            yield from read_frames(stream, kind, start)
-
-
-def _read_lines(path: str, start: int) -> Iterator[bytes | int]:
-    if not os.path.exists(path):
-        return
-    with open(path, "rb") as stream:
-        stream.seek(start)
-        for line in stream:
-            if line.endswith(b"\n"):
-                start += len(line)
-                yield line
-                yield start
+    return format_of_name(path).read_output(path, start) if _size(path) else iter(())

@@ -15,13 +15,12 @@ from types import TracebackType
 from typing import Literal, Self
 
 from cbgen.errors import OutputError
-from cbgen.io.content import format_of_name
-from cbgen.io.earlier import EarlierRows
-from cbgen.io.frames import FrameFile
-from cbgen.io.output_file import ClosedOutput, OutputFile, journal_path, refuse_same_file
-from cbgen.io.run_file import RunFile
-from cbgen.io.table_file import TableFile
-from cbgen.io.waiting import Journal, Spool, WaitingRows
+from cbgen.io.formats.jsonl import JSON_LINES
+from cbgen.io.formats.registry import format_of_name
+from cbgen.io.output.finished_rows import FinishedRows
+from cbgen.io.output.journal import Journal, Spool, WaitingRows
+from cbgen.io.output.output_file import ClosedOutput, OutputFile, journal_path, refuse_same_file
+from cbgen.io.output.run_file import RunFile
 
 __all__ = ["ClosedOutput", "RowWriter", "refuse_same_file"]
 
@@ -56,7 +55,7 @@ class RowWriter:
         *,
         order: Literal["input", "completion"] = "input",
         overwrite: bool = False,
-        earlier: EarlierRows | None = None,
+        earlier: FinishedRows | None = None,
         run: RunFile | None = None,
     ) -> None:
         self._path = "-" if path == "/dev/stdout" else path
@@ -82,8 +81,8 @@ class RowWriter:
         self._begin()
         waiting = self._waiting
         place = index if self._order == "input" else waiting.end
-        if place == waiting.next_index and not isinstance(self._output, TableFile):
-            if isinstance(self._output, FrameFile):
+        if place == waiting.next_index and not self._output.is_table:
+            if self._output.holds_rows_back:
                 waiting.store.append(line)  # until its frame is on disk
             self._output.append(line)
             waiting.pass_one()
@@ -174,17 +173,11 @@ class RowWriter:
 
     def _open(self, overwrite: bool) -> None:
         """Open output and journal, both or none."""
-        kind = format_of_name(self._path) if self._path != "-" else "text"
-        self._output: OutputFile | FrameFile | TableFile
-        if kind == "parquet":
-            self._output = TableFile(self._path, overwrite=overwrite)
-        else:
-            self._output = OutputFile.open(self._path, overwrite=overwrite)
+        kind = format_of_name(self._path)
+        self._output = kind.open_output(self._path, overwrite=overwrite)
         opened = False
         try:
-            if kind in ("gzip", "zstd") and isinstance(self._output, OutputFile):
-                self._output = FrameFile(self._output, kind)
-            is_direct = self._order == "completion" and isinstance(self._output, OutputFile)
+            is_direct = self._order == "completion" and kind is JSON_LINES
             if self._output.is_regular and (not is_direct or self._earlier is not None):
                 self._journal = Journal(journal_path(self._path), overwrite=overwrite)
             opened = True
@@ -194,7 +187,7 @@ class RowWriter:
 
     def _is_old_table(self) -> bool:
         """Whether the output is a table that an earlier run finished, with no rows to add."""
-        is_old = not self._touched and isinstance(self._output, TableFile)
+        is_old = not self._touched and self._output.is_table
         return is_old and self._earlier is not None and self._earlier.is_complete
 
     def _begin(self) -> None:
@@ -208,7 +201,7 @@ class RowWriter:
                     self._journal.clear()
             else:
                 assert self._journal is not None, "who resumes has a journal"
-                if isinstance(self._output, TableFile):
+                if self._output.is_table:
                     self._earlier.move_all()
                 self._waiting = self._earlier.apply(self._output, self._journal)
             if self._run is not None:
@@ -222,9 +215,9 @@ class RowWriter:
     def _finish(self) -> None:
         """Write all rows that wait, and sync."""
         waiting = self._waiting
-        if isinstance(self._output, TableFile):
+        if self._output.is_table:
             if waiting.first_missing() == waiting.end:
-                self._output.write(waiting.remaining)
+                self._output.write_all(waiting.remaining)
                 return
         else:
             while self._drain(DRAIN_BYTES):
@@ -239,7 +232,7 @@ class RowWriter:
 
     def _drain(self, most_bytes: int) -> bool:
         """Move rows whose turn it is to OUT; return whether any was moved."""
-        if isinstance(self._output, TableFile):
+        if self._output.is_table:
             return False
         waiting, moved = self._waiting, 0
         while moved < most_bytes and (lines := waiting.ready(_CHUNK_BYTES)):

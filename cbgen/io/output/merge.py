@@ -1,7 +1,7 @@
 """The outputs of all shards of a run to one output, in input order.
 
 Shards are read side by side, a buffer of each in memory, and rows are copied as they are. Every
-index must be there once; if not, no output is left. Knows of a row no more than row_facts does.
+index must be there once; if not, no output is left. Knows of a row its index, and whether it failed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from operator import attrgetter
 from typing import BinaryIO, cast
 
 from cbgen.errors import UsageError
-from cbgen.io.content import format_of_name
-from cbgen.io.frames import FrameFile
-from cbgen.io.opening import unpack
-from cbgen.io.output_file import (
+from cbgen.io.formats.parquet import PARQUET, read_parquet
+from cbgen.io.formats.registry import format_of_name
+from cbgen.io.input_files import ReopenedFile, is_remote, open_remote, refuse_remote_output, unpack
+from cbgen.io.inputs import Shard, find_inputs
+from cbgen.io.output.output_file import (
     OutputFile,
     is_device,
     journal_path,
@@ -26,18 +27,12 @@ from cbgen.io.output_file import (
     replace_file,
     run_path,
 )
-from cbgen.io.parquet_output import read_parquet, write_parquet
-from cbgen.io.paths import find_inputs
-from cbgen.io.remote import is_remote, open_remote, refuse_remote_output
-from cbgen.io.reopened import ReopenedFile
-from cbgen.io.row_facts import read_facts
-from cbgen.io.run_file import RunHeader, read_run
-from cbgen.io.shard import Shard
+from cbgen.io.output.run_file import RunHeader, read_run
+from cbgen.io.dialects import read_outcome
 
 logger = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 2**16
-_CHUNK_BYTES = 2**20
 _MOST_NAMED = 5
 
 
@@ -107,23 +102,27 @@ def merge_shards(output: str, shards: Sequence[str], *, overwrite: bool = False)
     headers, num_records = _read_runs(names)
     report = MergeReport(len(names), absent_shards=_absent_shards(headers))
 
+    passes = iter(
+        (
+            lambda: _checked_lines(names, num_records, report),
+            lambda: (row.line for row in _merged(names) if report.is_whole),
+        )
+    )
+
     def lines() -> Iterator[bytes]:
-        return _checked_lines(names, num_records, report)
+        return next(passes)()
 
-    def lines_again() -> Iterator[bytes]:
-        return (row.line for row in _merged(names) if report.is_whole)
-
-    output = "-" if output == "/dev/stdout" else output
-    if output == "-" or is_device(output):
-        _write(OutputFile.open(output, overwrite=False), "text", lines, lines_again)
+    if output in ("-", "/dev/stdout") or is_device(output):
+        path = "-" if output == "/dev/stdout" else output
+        OutputFile.open(path, overwrite=False).write_all(lines)
         return report
     stem, suffix = os.path.splitext(output)
-    file = OutputFile.open(f"{stem}.merging{suffix}", overwrite=True)
+    file = format_of_name(output).open_output(f"{stem}.merging{suffix}", overwrite=True)
     done = False
     try:
-        _write(file, format_of_name(output), lines, lines_again)
+        file.cut()
+        file.write_all(lines)
         if report.is_whole:
-            file.sync()
             _remove_notes(output)
             replace_file(file.path, output)
             done = True
@@ -157,58 +156,29 @@ def _merged(names: Sequence[str]) -> Iterator[_Row]:
 def _rows_of(name: str) -> Iterator[_Row]:
     last = -1
     for number, line in enumerate(_lines_of(name), 1):
-        facts = read_facts(line)
-        if facts is None or not line.endswith(b"\n"):
+        outcome = read_outcome(line)
+        if outcome is None or not line.endswith(b"\n"):
             what = "is no row of cbgen's" if line.endswith(b"\n") else "is torn"
             raise UsageError(f"{name}:{number}: {what}; finish that run with --resume first")
-        if facts.index < last:
+        if outcome.index < last:
             raise UsageError(
-                f"{name}:{number}: row {facts.index} stands behind row {last}; only outputs in "
+                f"{name}:{number}: row {outcome.index} stands behind row {last}; only outputs in "
                 "input order can be merged (output.order: input)"
             )
-        last = facts.index
-        yield _Row(facts.index, line, facts.error_code is not None)
+        last = outcome.index
+        yield _Row(outcome.index, line, outcome.error_code is not None)
 
 
 def _lines_of(name: str) -> Iterator[bytes]:
     raw = open_remote(name) if is_remote(name) else cast(BinaryIO, ReopenedFile(name))
     try:
-        if format_of_name(name) == "parquet":
+        if format_of_name(name) is PARQUET:
             yield from read_parquet(name, raw)
             return
         with unpack(raw, name, buffer_bytes=_BUFFER_BYTES) as stream:
             yield from stream
     except OSError as error:
         raise UsageError(f"{name}: cannot be read: {error.strerror or error}") from error
-
-
-def _write(
-    file: OutputFile,
-    kind: str,
-    lines: Callable[[], Iterator[bytes]],
-    lines_again: Callable[[], Iterator[bytes]],
-) -> None:
-    file.cut()
-    if kind == "parquet":
-        passes = iter((lines, lines_again))  # the first one checks
-        write_parquet(file, lambda: next(passes)())
-    else:
-        packed = file if kind == "text" else FrameFile(file, kind)
-        for chunk in _chunks(lines()):
-            packed.append(chunk)
-        packed.sync()
-
-
-def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    chunk: list[bytes] = []
-    size = 0
-    for line in lines:
-        chunk.append(line)
-        size += len(line)
-        if size >= _CHUNK_BYTES:
-            yield b"".join(chunk)
-            chunk, size = [], 0
-    yield b"".join(chunk)
 
 
 def _read_runs(names: Sequence[str]) -> tuple[list[RunHeader], int | None]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 from cbgen.errors import RowError
-from cbgen.io.reader import Record
+from cbgen.io.records import Record
 
 _MAX_LOAD = 0.8
 _GROWTH = 1.4

@@ -11,11 +11,14 @@ import errno
 import os
 import select
 import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cbgen.errors import OutputError, UsageError
 
 _STDOUT = 1
+_CHUNK_BYTES = 2**20
 _FILE_MODE = 0o666  # less the umask, as open() does
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # file systems that know no fsync
 
@@ -24,8 +27,69 @@ class ClosedOutput(Exception):
     """The reader of a pipe went away (`| head -1`): a quiet end, not an error."""
 
 
-class OutputFile:
-    """An open output.
+class RowOutput(ABC):
+    """What rows are written to, in one of the formats.
+
+    Attributes:
+        path: its name.
+        is_regular: whether it is a file and no pipe.
+        holds_rows_back: whether rows may be in the file only after `sync`.
+        is_table: whether it takes no single rows: `write_all` writes it when all are there.
+    """
+
+    path: str
+    is_regular: bool
+    holds_rows_back = False
+    is_table = False
+
+    @abstractmethod
+    def cut(self, size: int = 0) -> None:
+        """Drop what a regular file holds beyond its first `size` bytes."""
+
+    @abstractmethod
+    def append(self, lines: bytes) -> None:
+        """Take whole lines."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Put on disk what was taken."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Close and delete the file."""
+
+    @abstractmethod
+    def remove_if_created(self) -> None:
+        """Close the file and delete it, unless it was there before this run."""
+
+    def write_all(self, lines: Callable[[], Iterator[bytes]]) -> None:
+        """Write all rows, and put them on disk.
+
+        Args:
+            lines: gives the rows; a table asks for them twice.
+
+        Raises:
+            OutputError: they cannot be written.
+            ClosedOutput: the pipe has no reader any more.
+        """
+        chunk: list[bytes] = []
+        size = 0
+        for line in lines():
+            chunk.append(line)
+            size += len(line)
+            if size >= _CHUNK_BYTES:
+                self.append(b"".join(chunk))
+                chunk, size = [], 0
+        self.append(b"".join(chunk))
+        self.sync()
+
+
+class OutputFile(RowOutput):
+    """An open output of lines.
 
     What a file held before stays until `cut`, so that a run that fails before its first row
     destroys nothing.

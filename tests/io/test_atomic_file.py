@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cbgen.errors import OutputError, UsageError
-from cbgen.io.side_file import SideFile
+from cbgen.io.output.atomic_file import SideFile
 
 
 def test_the_content_is_replaced_as_a_whole(tmp_path):

@@ -1,29 +1,35 @@
-"""Inputs as streams of unpacked bytes: files by their suffix, stdin and pipes by their content.
+"""Input files as streams of unpacked bytes: local ones, stdin and pipes, object stores by fsspec.
 
-Knows nothing of lines. Parquet is no stream; see parquet.py.
+Files are read by their suffix, stdin and pipes by their content. Knows nothing of lines. Parquet is
+no stream; see formats/parquet.py. Output is not written to object stores: a row is safe once the
+file system has it, and a store takes whole files alone.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from cbgen.errors import UsageError
-from cbgen.io.content import (
+from cbgen.io.formats.compressed import Compressed, UnpackedStream
+from cbgen.io.formats.parquet import PARQUET
+from cbgen.io.formats.registry import (
     HEAD_BYTES,
     choose_format,
     format_of_name,
     is_undecided,
     refuse_packed_twice,
 )
-from cbgen.io.packed import UnpackedStream, load_zstd
-from cbgen.io.remote import is_remote, open_remote
 
 _BUFFER_BYTES = 2**20
 _PACKED_BUFFER_BYTES = 2**17
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def open_input(path: str) -> BinaryIO:
@@ -32,7 +38,7 @@ def open_input(path: str) -> BinaryIO:
     Raises:
         UsageError: it cannot be opened, is parquet, or holds something else than its name says.
     """
-    if format_of_name(path) == "parquet":
+    if format_of_name(path) is PARQUET:
         raise UsageError(f"{path}: parquet has no lines; it is read by `cbgen run` alone")
     raw = open_raw(path)
     opened = False
@@ -57,7 +63,7 @@ def unpack(
         head = _read_head(raw)
         kind = choose_format(head, path, is_stream=is_stream)
         whole = _Rejoined(head, raw)
-        if kind == "text":
+        if not isinstance(kind, Compressed):  # parquet is refused before, where it has a name
             return cast(BinaryIO, io.BufferedReader(whole, buffer_bytes))
         packed = io.BufferedReader(whole, min(_PACKED_BUFFER_BYTES, buffer_bytes))
         lines = io.BufferedReader(UnpackedStream(packed, kind), buffer_bytes)
@@ -97,12 +103,11 @@ def check_input(path: str) -> None:
             raise UsageError("-i -: stdin is closed; give a file or pipe rows in")
         return
     kind = format_of_name(path)
-    if kind == "zstd":
-        load_zstd()
+    kind.check_package()
     if is_remote(path):
         return
     if is_stream(path):
-        if kind == "parquet":
+        if kind is PARQUET:
             raise UsageError(f"{path}: parquet cannot be read from a pipe; give a file")
         return
     with open_raw(path) as raw:
@@ -153,6 +158,45 @@ def _refuse_packed_twice(lines: io.BufferedReader[UnpackedStream], path: str) ->
     refuse_packed_twice(head, path)
 
 
+class ReopenedFile(io.RawIOBase):
+    """The bytes of a regular file that is open only while it is read from.
+
+    So thousands can be read side by side. The file must not change meanwhile.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._offset = 0
+
+    def readable(self) -> bool:
+        """Say that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say that it can be sought in."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401  any writable buffer
+        """Fill the buffer as far as the file goes; 0 at its end."""
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            size = os.preadv(descriptor, [buffer], self._offset)
+        finally:
+            os.close(descriptor)
+        self._offset += size
+        return size
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to an offset."""
+        starts = {
+            os.SEEK_SET: 0,
+            os.SEEK_CUR: self._offset,
+            os.SEEK_END: os.path.getsize(self._path),
+        }
+        self._offset = starts[whence] + offset
+        return self._offset
+
+
 class _Rejoined(io.RawIOBase):
     """A stream from its start, of which the head has been read."""
 
@@ -175,3 +219,71 @@ class _Rejoined(io.RawIOBase):
         if not self.closed:
             self._rest.close()
         super().close()
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path has a scheme, such as s3://, gs:// or memory://."""
+    return _SCHEME.match(path) is not None
+
+
+def find_remote(pattern: str) -> list[str]:
+    """Return the files that a path with or without wildcards names, in no order.
+
+    Raises:
+        UsageError: it is a folder, does not exist, or cannot be reached.
+    """
+    files, path = _file_system(pattern)
+    with _failures_of(pattern):
+        if any(mark in path for mark in "*?["):
+            return [files.unstrip_protocol(name) for name in files.glob(path)]
+        if files.isdir(path):
+            raise UsageError(f"{pattern}: is a folder; name its files: '{pattern}/*.jsonl'")
+        files.info(path)
+    return [pattern]
+
+
+def open_remote(path: str) -> BinaryIO:
+    """Open a file for reading; it can be read through and sought in.
+
+    Raises:
+        UsageError: it cannot be opened.
+    """
+    files, inner = _file_system(path)
+    with _failures_of(path):
+        return cast(BinaryIO, files.open(inner, "rb"))
+
+
+def refuse_remote_output(path: str) -> None:
+    """Refuse an output that is not on a file system.
+
+    Raises:
+        UsageError: the path has a scheme.
+    """
+    if is_remote(path):
+        raise UsageError(
+            f"{path}: rows are written to local files alone, so that each is safe once it is "
+            "finished; write one and copy it when the run has ended"
+        )
+
+
+def _file_system(path: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise UsageError(
+            f"{path}: needs the package fsspec: pip install 'cbgen[fsspec]'"
+        ) from error
+    with _failures_of(path):
+        files, inner = url_to_fs(path)
+    return files, inner
+
+
+@contextmanager
+def _failures_of(path: str) -> Iterator[None]:
+    """Turn what fsspec raises into UsageError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: the input cannot be opened: it does not exist") from error
+    except (OSError, ValueError, ImportError, NotImplementedError) as error:
+        raise UsageError(f"{path}: the input cannot be opened: {error}") from error

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
-from cbgen.io.reader import Record, read_records, record_of
+from cbgen.io.records import Record, read_records, record_of
 from tests.helpers.records import error_codes, error_of, read_bytes
 
 WHITE_SPACE = b" \t\r\n"

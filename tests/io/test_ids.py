@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbgen.io.identity import IdIndex
-from cbgen.io.reader import Record
+from cbgen.io.ids import IdIndex
+from cbgen.io.records import Record
 from tests.helpers.records import error_codes, error_of, make_record, read_bytes
 
 

@@ -1,19 +1,45 @@
-"""One line of bytes to the values of one row, exactly.
+"""Rows and lines of JSON, exactly: what is read is written back with the same text.
 
 The fast parser reads nearly every line. Lines with a long run of digits (an integer may exceed 64
-bits) and lines that it refuses go through the exact one, which also knows NaN. Raises RowError for
-everything else; no bytes make it raise anything other than that.
+bits) and lines that it refuses go through the exact parser, which also knows NaN. A line that is
+read always gives a row or a RowError; a row that is written is always valid JSON: integers of any
+size and floats that a double cannot hold keep their text, NaN and infinities become null, lone
+surrogates U+FFFD. Knows nothing of what a row means.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from cbgen.errors import RowError
-from cbgen.io.exact import read_float
+
+
+class ExactFloat(float):
+    """A float that is written back with the text it was read from, such as `1e400`.
+
+    In arithmetic and comparisons it is the nearest double, which may be infinite.
+    """
+
+    __slots__ = ("text",)
+
+    text: str
+
+    def __new__(cls, text: str) -> ExactFloat:
+        """Read the JSON number `text`."""
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+
+def read_float(text: str) -> float:
+    """Return the float of a JSON number, keeping the text where Python would write another one."""
+    number = float(text)
+    return number if repr(number) == text else ExactFloat(text)
+
 
 MAX_DEPTH = 200
 """Deepest nesting of a row; what is deeper could be read but not written again."""
@@ -22,6 +48,8 @@ _DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19  # the shortest integer outside 64 bits has 19 digits
 _EXACT = json.JSONDecoder(parse_float=read_float)
 _JSON_KINDS = {str: "a string", list: "an array", bool: "a boolean", type(None): "null"}
+_SMALLEST_INTEGER = -(2**63)
+_LARGEST_INTEGER = 2**64 - 1
 
 
 def decode_row(line: bytes) -> dict[str, Any]:
@@ -107,3 +135,51 @@ def _refuse_lone_surrogates(columns: dict[str, Any]) -> None:
                 f"(\\u{ord(error.object[error.start]):04x}), which is no character; "
                 "write the whole pair or U+FFFD",
             ) from None
+
+
+def encode_row(row: Mapping[str, Any]) -> bytes:
+    r"""Return the row as one line of UTF-8 JSON that ends with `\n`.
+
+    Raises:
+        TypeError: a value has no JSON form (nothing that was read from JSON is such a value).
+    """
+    return _encode(row, orjson.OPT_APPEND_NEWLINE)
+
+
+def encode_value(value: object) -> str:
+    """Return a value as compact JSON text, under the rules of `encode_row`."""
+    return _encode(value, 0).decode("utf-8")
+
+
+def _encode(value: object, option: int) -> bytes:
+    try:
+        return orjson.dumps(value, default=_encode_exact_float, option=option)
+    except TypeError:  # a big integer, a lone surrogate, a key that is no string
+        return orjson.dumps(_make_encodable(value), default=_encode_exact_float, option=option)
+
+
+def _encode_exact_float(value: object) -> orjson.Fragment:
+    if isinstance(value, ExactFloat):
+        return orjson.Fragment(value.text)
+    raise TypeError(f"a value of type {type(value).__name__} has no JSON form: {value!r}")
+
+
+def _make_encodable(value: object) -> object:
+    """Copy a value with everything that orjson refuses replaced."""
+    if isinstance(value, str):
+        return _replace_lone_surrogates(value)
+    if isinstance(value, int) and not _SMALLEST_INTEGER <= value <= _LARGEST_INTEGER:
+        return orjson.Fragment(str(value))
+    if isinstance(value, Mapping):
+        return {_key_text(key): _make_encodable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_make_encodable(item) for item in value]
+    return value
+
+
+def _key_text(key: object) -> str:
+    return _replace_lone_surrogates(key) if isinstance(key, str) else encode_value(key)
+
+
+def _replace_lone_surrogates(text: str) -> str:
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cbgen.errors import OutputError
-from cbgen.io.output_file import OutputFile, replace_file
+from cbgen.io.output.output_file import OutputFile, replace_file
 
 SPOOL_BYTES = 64 * 2**20
 """Memory for waiting rows of stdout; beyond that they go to a temporary file."""

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
-from cbgen.io.opening import check_input, open_input
-from cbgen.io.reader import read_records
+from cbgen.io.input_files import check_input, open_input
+from cbgen.io.records import read_records
 from tests.helpers.packed import pack
 from tests.helpers.records import error_codes
 

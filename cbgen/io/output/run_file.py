@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from cbgen.errors import UsageError
-from cbgen.io.output_file import OutputFile, replace_file, run_path, sync_folder
+from cbgen.io.output.output_file import OutputFile, replace_file, run_path, sync_folder
 
 FORMAT = 1
 _DIGEST_BYTES = 8

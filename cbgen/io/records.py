@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
 from cbgen.errors import RowError, UsageError
-from cbgen.io.decode import decode_row
+from cbgen.io.json_values import decode_row
 
 MAX_LINE_BYTES = 256 * 2**20
 """Longest line that is read into memory; a longer one becomes an error record."""

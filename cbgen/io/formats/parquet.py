@@ -1,0 +1,468 @@
+"""Parquet files: rows of inputs as lines of JSON, and output rows to a file and back.
+
+Inputs: times become text, decimals numbers with all their digits, bytes text where they are UTF-8.
+What has no JSON form is an error of its row that names the column.
+
+Outputs: cbgen's own fields have fixed types; a carried column has the narrowest type that holds all
+its values, else it is JSON text, which its field's metadata says. All types must be known before
+the first row can be written, so rows are gone through twice. pyarrow is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import orjson
+
+from cbgen.errors import OutputError, RowError, UsageError
+from cbgen.io.column_types import ColumnType, ListType, ObjectType, common_type, type_of
+from cbgen.io.json_values import MAX_DEPTH, decode_row, encode_row, encode_value
+from cbgen.io.output.output_file import (
+    OutputFile,
+    RowOutput,
+    file_error,
+    refuse_path,
+    replace_file,
+    sync_folder,
+)
+from cbgen.io.rows import ALWAYS_PRESENT, OWN_COLUMNS
+
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.parquet
+
+ROW_GROUP_BYTES = 8 * 2**20
+"""Rows, as JSON, that are written together and so are in memory together."""
+
+_BATCH_ROWS = 1024
+_BUFFER_BYTES = 2**20
+_OPTIONS = orjson.OPT_NON_STR_KEYS  # of maps
+_IS_JSON = {b"cbgen": b"json"}
+
+
+def load_arrow() -> Any:  # noqa: ANN401  a module that is not always there
+    """Return the module pyarrow, with `parquet` in it.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(
+            ".parquet files need the package pyarrow: pip install 'cbgen[parquet]'"
+        ) from error
+    return pyarrow
+
+
+class Parquet:
+    """The format of tables."""
+
+    name = "parquet"
+    suffix = ".parquet"
+    signatures = (b"PAR1",)
+
+    def check_package(self) -> None:
+        """Refuse the format where pyarrow is not installed.
+
+        Raises:
+            UsageError: it is not installed.
+        """
+        load_arrow()
+
+    def open_output(self, path: str, *, overwrite: bool) -> TableFile:
+        """Open an output; errors are those of `TableFile`."""
+        return TableFile(path, overwrite=overwrite)
+
+    def read_output(self, path: str, start: int = 0) -> Iterator[bytes | int]:
+        """Yield all rows of an output, then its size: it can be kept as a whole alone."""
+        if start == 0:
+            yield from read_parquet(path)
+            yield os.path.getsize(path)
+
+
+PARQUET = Parquet()
+
+
+class ParquetRows:
+    """The rows of one file.
+
+    Args:
+        stream: the file, which can be sought in; closed by the caller.
+        source: its name for messages.
+
+    Raises:
+        UsageError: pyarrow is not installed, the file is not parquet, or a column has a type
+            without a JSON form.
+    """
+
+    def __init__(self, stream: BinaryIO, source: str) -> None:
+        arrow = load_arrow()
+        self._source = source
+        try:
+            self._file = arrow.parquet.ParquetFile(stream, pre_buffer=False)
+            self._schema = self._file.schema_arrow
+        except (arrow.ArrowException, OSError, ValueError) as error:
+            raise UsageError(f"{source}: is not a whole parquet file: {error}") from error
+        # Times with a zone are moved to UTC first, so that their text has one form.
+        self._in_utc = _schema_with(self._schema, _to_utc, source)
+        self._as_text = _schema_with(self._in_utc, _to_text, source)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the file holds."""
+        return int(self._file.metadata.num_rows)
+
+    def lines(self) -> Iterator[bytes | RowError]:
+        """Yield each row as a line of JSON, or what is wrong with it.
+
+        Raises:
+            UsageError: the file is damaged.
+        """
+        arrow = load_arrow()
+        count = 0
+        try:
+            for batch in self._file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+                for line in self._lines_of(batch):
+                    yield line
+                    count += 1
+        except (arrow.ArrowException, OSError, ValueError) as error:
+            raise UsageError(
+                f"{self._source}: cannot be read beyond row {count}: {error}"
+            ) from error
+        if count != self.num_rows:  # a damaged page header can end a column early, in silence
+            raise UsageError(
+                f"{self._source}: the file is damaged: it says that it has {self.num_rows} rows, "
+                f"and {count} were found"
+            )
+
+    def _lines_of(self, batch: pyarrow.RecordBatch) -> Iterator[bytes | RowError]:
+        batch = batch.cast(self._in_utc).cast(self._as_text)
+        errors: dict[int, RowError] = {}
+        columns = [
+            _values(column, name, errors)
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        for number in range(batch.num_rows):
+            if number in errors:
+                yield errors[number]
+                continue
+            values = (column[number] for column in columns)
+            yield _line_of(dict(zip(batch.schema.names, values, strict=True)))
+
+
+def _values(column: pyarrow.Array, name: str, errors: dict[int, RowError]) -> list[Any]:
+    """Return the values of a column; None, and an entry in `errors`, where Python has none."""
+    try:
+        return list(column.to_pylist(maps_as_pydicts="strict"))
+    except (ValueError, KeyError, OverflowError):
+        return [_value(column, name, number, errors) for number in range(len(column))]
+
+
+def _value(column: pyarrow.Array, name: str, number: int, errors: dict[int, RowError]) -> object:
+    try:
+        return column[number].as_py(maps_as_pydicts="strict")
+    except (ValueError, KeyError, OverflowError) as error:
+        errors[number] = _unreadable(name, error)
+        return None
+
+
+def _line_of(row: dict[str, Any]) -> bytes | RowError:
+    try:
+        return orjson.dumps(row, default=_json_form, option=_OPTIONS)
+    except TypeError:
+        for name, value in row.items():
+            try:
+                orjson.dumps(value, default=_json_form, option=_OPTIONS)
+            except TypeError as error:
+                return _unreadable(name, error.__cause__ or error)
+        raise
+
+
+def _json_form(value: object) -> object:
+    if isinstance(value, decimal.Decimal):
+        return orjson.Fragment(format(value, "f"))
+    if isinstance(value, bytes):
+        return value.decode()
+    raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
+
+
+def _unreadable(name: str, error: BaseException) -> RowError:
+    message = f"column {name!r} holds a value that has no JSON form: {error}"
+    return RowError("unreadable_value", message)
+
+
+def _schema_with(
+    schema: pyarrow.Schema,
+    change: Callable[[pyarrow.DataType], pyarrow.DataType | None],
+    source: str,
+) -> pyarrow.Schema:
+    """Return a schema with its innermost types changed."""
+    arrow = load_arrow()
+    fields = []
+    for field in schema:
+        try:
+            fields.append(field.with_type(_with_leaves(field.type, change)))
+        except TypeError as error:
+            raise UsageError(
+                f"{source}: column {field.name!r} is of type {field.type}: {error}; leave it out, "
+                "or store it as a number or text"
+            ) from None
+    return arrow.schema(fields)
+
+
+def _with_leaves(
+    kind: pyarrow.DataType,
+    change: Callable[[pyarrow.DataType], pyarrow.DataType | None],
+    depth: int = 1,
+) -> pyarrow.DataType:
+    arrow = load_arrow()
+    types = arrow.types
+    if depth > MAX_DEPTH:
+        raise TypeError(f"it is nested deeper than {MAX_DEPTH} levels")
+
+    def inner(field: pyarrow.Field) -> pyarrow.Field:
+        return field.with_type(_with_leaves(field.type, change, depth + 1))
+
+    if types.is_struct(kind):
+        return arrow.struct([inner(field) for field in kind])
+    if types.is_map(kind):
+        return arrow.map_(inner(kind.key_field), inner(kind.item_field))
+    if types.is_fixed_size_list(kind):
+        return arrow.list_(inner(kind.value_field), kind.list_size)
+    if types.is_large_list(kind):
+        return arrow.large_list(inner(kind.value_field))
+    if types.is_list(kind):
+        return arrow.list_(inner(kind.value_field))
+    if types.is_dictionary(kind):
+        return _with_leaves(kind.value_type, change, depth)
+    return change(kind) or kind
+
+
+def _to_utc(kind: pyarrow.DataType) -> pyarrow.DataType | None:
+    arrow = load_arrow()
+    if arrow.types.is_duration(kind) or arrow.types.is_interval(kind):
+        raise TypeError("a length of time has no JSON form")
+    if arrow.types.is_timestamp(kind) and kind.tz is not None:
+        return arrow.timestamp(kind.unit, "UTC")
+    return None
+
+
+def _to_text(kind: pyarrow.DataType) -> pyarrow.DataType | None:
+    arrow = load_arrow()
+    return arrow.string() if arrow.types.is_timestamp(kind) else None
+
+
+class TableFile(RowOutput):
+    """An output that is written as a whole, beside its name first, when all its rows are there.
+
+    Until `write_all` it does not exist, or is an earlier run's.
+
+    Raises:
+        UsageError: it exists and `overwrite` is false, is no regular file, or pyarrow is missing.
+    """
+
+    is_regular = True
+    is_table = True
+
+    def __init__(self, path: str, *, overwrite: bool) -> None:
+        load_arrow()
+        refuse_path(path, overwrite=overwrite)
+        if Path(path).exists() and not Path(path).is_file():
+            raise UsageError(f"{path}: parquet needs a file; use another suffix for a pipe")
+        self.path = path
+
+    def cut(self, size: int = 0) -> None:
+        """Delete the file, unless it stays as it is.
+
+        Raises:
+            OutputError: it cannot be deleted.
+        """
+        if size:
+            return
+        try:
+            Path(self.path).unlink(missing_ok=True)
+        except OSError as error:
+            raise file_error(self.path, "replaced", error) from error
+        sync_folder(self.path)
+
+    def append(self, lines: bytes) -> None:
+        """Take no rows one by one; they wait for `write_all`."""
+        raise AssertionError("rows of a table wait in the journal")
+
+    def write_all(self, lines: Callable[[], Iterator[bytes]]) -> None:
+        """Write the file; until then, nothing has its name.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        file = OutputFile.open(self.path + ".new", overwrite=True)
+        file.cut()
+        complete = False
+        try:
+            write_parquet(file, lines)
+            file.sync()
+            file.close()
+            replace_file(file.path, self.path)
+            complete = True
+        finally:
+            if not complete:
+                with contextlib.suppress(OutputError):
+                    file.remove()
+
+    def sync(self) -> None:
+        """Do nothing: what `write_all` wrote is on disk."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+    def remove(self) -> None:
+        """Delete the file; errors are those of `cut`."""
+        self.cut()
+
+    def remove_if_created(self) -> None:
+        """Do nothing: nothing was made."""
+
+
+def write_parquet(file: OutputFile, lines: Callable[[], Iterator[bytes]]) -> None:
+    """Write rows as a parquet file.
+
+    Args:
+        file: takes the bytes.
+        lines: gives the rows as lines of JSON; called twice.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    arrow = load_arrow()
+    types = _collect_types(lines())
+    schema = arrow.schema([_field(name, kind) for name, kind in types.items()])
+    sink = _Sink(file)
+    with arrow.parquet.ParquetWriter(sink, schema) as writer:
+        for group in _groups(lines()):
+            rows = [_storable(decode_row(line), types) for line in group]
+            writer.write_batch(arrow.RecordBatch.from_pylist(rows, schema))
+    sink.end()
+
+
+def read_parquet(path: str, stream: BinaryIO | None = None) -> Iterator[bytes]:
+    """Yield the rows of a file that `write_parquet` wrote, as lines of JSON.
+
+    Args:
+        path: the file.
+        stream: the file where it is open already.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    arrow = load_arrow()
+    try:
+        with arrow.parquet.ParquetFile(stream or path) as file:
+            as_json = [field.name for field in file.schema_arrow if field.metadata == _IS_JSON]
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+                for row in batch.to_pylist():
+                    for name in as_json:
+                        if row[name] is not None:
+                            row[name] = orjson.Fragment(row[name])
+                    yield encode_row(row)
+    except (arrow.ArrowException, OSError) as error:
+        raise UsageError(f"{path}: is not a whole parquet file: {error}") from error
+
+
+class _Sink:
+    """The file object that pyarrow writes to."""
+
+    closed = False
+
+    def __init__(self, file: OutputFile) -> None:
+        self._file = file
+        self._buffer = bytearray()
+
+    def write(self, data: Any) -> int:  # noqa: ANN401  any buffer
+        self._buffer += data
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self.end()
+        return len(data)
+
+    def end(self) -> None:
+        """Write what is buffered."""
+        self._file.append(bytes(self._buffer))
+        self._buffer.clear()
+
+    def flush(self) -> None:
+        """Do nothing: pyarrow asks for it after each small piece."""
+
+    def close(self) -> None:
+        """Do nothing: the file's owner closes it."""
+
+
+def _collect_types(lines: Iterable[bytes]) -> dict[str, ColumnType]:
+    """Return the type of every column, in the order of the columns."""
+    types: dict[str, ColumnType] = {name: OWN_COLUMNS[name] for name in ALWAYS_PRESENT}
+    is_empty = True
+    for line in lines:
+        row = decode_row(line)
+        is_own = "index" in row
+        if is_empty and not is_own:
+            types = {}  # lines of a batch file have other fields
+        is_empty = False
+        for name, value in row.items():
+            kind = OWN_COLUMNS[name] if is_own and name in OWN_COLUMNS else type_of(value)
+            types[name] = common_type(types.get(name, "null"), kind)
+    if types.get("id") not in ("int", "long"):
+        types["id"] = "text"
+    carried = [name for name in types if name != "id" and name not in OWN_COLUMNS]
+    first, *rest = OWN_COLUMNS
+    return {name: types[name] for name in ("id", first, *carried, *rest) if name in types}
+
+
+def _field(name: str, kind: ColumnType) -> Any:  # noqa: ANN401
+    arrow = load_arrow()
+    if kind == "json":
+        return arrow.field(name, arrow.string(), metadata=_IS_JSON)
+    return arrow.field(name, _arrow_type(kind))
+
+
+def _arrow_type(kind: ColumnType) -> Any:  # noqa: ANN401
+    arrow = load_arrow()
+    if isinstance(kind, ListType):
+        return arrow.list_(_arrow_type(kind.item))
+    if isinstance(kind, ObjectType):
+        return arrow.struct([(name, _arrow_type(held)) for name, held in kind.fields])
+    if kind in ("int", "long"):
+        return arrow.int64()
+    return {"bool": arrow.bool_(), "float": arrow.float64()}.get(kind, arrow.string())
+
+
+def _storable(row: dict[str, Any], types: Mapping[str, ColumnType]) -> dict[str, Any]:
+    """Return a row with everything as text that is stored as text."""
+    for name, value in row.items():
+        kind = types.get(name)
+        if value is None:
+            continue
+        if kind == "json":
+            row[name] = encode_value(value)
+        elif kind == "text" and not isinstance(value, str):
+            row[name] = str(value)
+        elif name == "choices" and kind == OWN_COLUMNS[name]:
+            row[name] = [_storable(choice, OWN_COLUMNS) for choice in value]
+    return row
+
+
+def _groups(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    group: list[bytes] = []
+    size = 0
+    for line in lines:
+        group.append(line)
+        size += len(line)
+        if size >= ROW_GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
