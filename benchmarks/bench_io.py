@@ -92,7 +92,7 @@ print(json.dumps(figures))
 
 MERGE_SCRIPT = """
 import json, resource, sys, time
-from cbgen.io.merge import merge_shards
+from cbgen.io.output.merge import merge_shards
 started = time.process_time()
 report = merge_shards(sys.argv[1], sys.argv[2:])
 print(json.dumps({

@@ -12,8 +12,8 @@ from cbgen.bench.workloads import WORKLOAD_NAMES, find_workload
 from cbgen.cli import arguments
 from cbgen.cli.console import Console, count, percent, rate
 from cbgen.cli.logs import take_over_library_logs
-from cbgen.io.encode import encode_row, encode_value
-from cbgen.io.side_file import SideFile
+from cbgen.io.json_values import encode_row, encode_value
+from cbgen.io.output.atomic_file import AtomicFile
 from cbgen.recipe.load import load_recipe
 
 _WorkloadOption = Annotated[
@@ -55,7 +55,7 @@ def bench_command(
     console.quiet = quiet
     checked = load_recipe(recipe, set_values or ())
     make_workload = find_workload(workload)
-    outputs_file = None if outputs is None else SideFile(outputs, "--outputs")
+    outputs_file = None if outputs is None else AtomicFile(outputs, "--outputs")
     console.line("loading model", style="dim")
     from cbgen.bench.measurement import run_bench  # loads torch, which takes seconds
 

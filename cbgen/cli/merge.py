@@ -8,8 +8,8 @@ import typer
 
 from cbgen.cli.console import Console, count
 from cbgen.cli.exits import ExitCode
-from cbgen.io.merge import MergeReport, merge_shards
-from cbgen.io.output_file import ClosedOutput
+from cbgen.io.output.merge import MergeReport, merge_shards
+from cbgen.io.output.output_file import ClosedOutput
 
 _MOST_NAMED = 5
 

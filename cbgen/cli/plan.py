@@ -18,9 +18,8 @@ from cbgen.cli.console import Console, count, memory_size, one_line, percent
 from cbgen.cli.exits import ExitCode
 from cbgen.cli.logs import take_over_library_logs
 from cbgen.cli.summary import settings_lines
-from cbgen.io.encode import encode_value
-from cbgen.io.inputs import open_inputs
-from cbgen.io.shard import Shard
+from cbgen.io.inputs import Shard, open_inputs
+from cbgen.io.json_values import encode_value
 from cbgen.recipe.load import load_recipe
 
 _BAR_WIDTH = 30

@@ -16,9 +16,8 @@ from cbgen.cli.progress import ProgressMeter, job_display
 from cbgen.cli.stopping import Stopper, StopSignal, parse_duration, parse_signal
 from cbgen.cli.summary import describe_inputs, settings_lines, summary_lines, written_rows
 from cbgen.errors import CbgenError, EngineError, StoppedEarly, UsageError
-from cbgen.io.inputs import open_inputs
-from cbgen.io.output_file import journal_path
-from cbgen.io.shard import Shard
+from cbgen.io.inputs import Shard, open_inputs
+from cbgen.io.output.output_file import journal_path
 from cbgen.job.options import JobOptions
 from cbgen.job.report.report_writer import ReportWriter
 from cbgen.job.report.statistics import JobStatistics

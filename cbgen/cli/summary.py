@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cbgen.cli.console import count, percent, rate, seconds
 from cbgen.io.inputs import Inputs
-from cbgen.io.output_file import journal_path
+from cbgen.io.output.output_file import journal_path
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.settings import Setting
 from cbgen.values import show_yaml

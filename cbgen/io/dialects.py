@@ -14,13 +14,13 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from cbgen.errors import RowError
-from cbgen.io.openai.fields import show
 from cbgen.io.openai.requests import BATCH_LINE_FIELDS, read_batch_request
 from cbgen.io.openai.responses import BatchRun, OpenAILines, VllmLines, outcome_of_line
 from cbgen.io.prompts import Prompt, check_messages, check_token_ids, check_tools, invalid
 from cbgen.io.records import Record
 from cbgen.io.rows import Answer, OutputRows, RowOutcome, outcome_of
 from cbgen.io.template import Template
+from cbgen.values import show
 
 InputFormat = Literal["auto", "cbgen", "openai", "vllm"]
 """auto: a line is what its form says; openai, vllm: all are lines of a batch; cbgen: none is."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+from cbgen.io.dialects import InputFormat, identify
 from cbgen.io.ids import IdIndex
 from cbgen.io.inputs import Inputs, Shard
-from cbgen.io.openai.requests import InputFormat, identify
 from cbgen.io.records import Record, record_of
 
 

@@ -261,9 +261,7 @@ class RowOutcome:
         return cls(index, ("error",), str(code))
 
     @classmethod
-    def of_answer(
-        cls, index: int, finish_reasons: Iterable[object], usage: object
-    ) -> RowOutcome:
+    def of_answer(cls, index: int, finish_reasons: Iterable[object], usage: object) -> RowOutcome:
         """Return the outcome of a row that was answered."""
         held = as_object(usage)
         return cls(

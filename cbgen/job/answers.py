@@ -11,9 +11,10 @@ from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
 from cbgen.engine.text.stop_checker import cut_text
 from cbgen.errors import RowError
 from cbgen.generation.resolve import RequestSettings
-from cbgen.io.openai.responses import CANCELLED, RowDialect
-from cbgen.io.reader import Record
-from cbgen.io.rows import Answer, Choice, logprobs_object
+from cbgen.io.dialects import RowDialect
+from cbgen.io.openai.responses import CANCELLED
+from cbgen.io.records import Record
+from cbgen.io.rows import Answer, Sample, logprobs_object
 
 
 class AnswerBuilder:
@@ -22,19 +23,15 @@ class AnswerBuilder:
     Args:
         tokenizer: None for a model without one; rows then have token ids and no text.
         dialects: lay out the rows of the records of each dialect; None has those without one.
-        token_ids: whether rows also carry the ids of prompt and answer.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase | None,
         dialects: Mapping[str | None, RowDialect],
-        *,
-        token_ids: bool,
     ) -> None:
         self._tokenizer = tokenizer
         self._dialects = dialects
-        self._token_ids = token_ids or tokenizer is None
 
     def failure(self, record: Record, error: RowError) -> dict[str, Any]:
         """Return the row of a record that could not be answered."""
@@ -59,29 +56,17 @@ class AnswerBuilder:
         is_cut_short = any(output.status is RequestStatus.CANCELLED for output in outputs)
         if is_cut_short and record.dialect is not None:
             raise RowError(CANCELLED, "the run ended before the answer did", type="engine_error")
-        gives_ids = self._token_ids or record.dialect is not None  # its body may ask for them
-        prompt_ids = outputs[0].prompt_ids
-        return self._dialects[record.dialect].answer(
-            record,
-            Answer(
-                choices=[self._choice(output, settings, gives_ids=gives_ids) for output in outputs],
-                prompt_tokens=len(prompt_ids),
-                prompt_token_ids=prompt_ids if gives_ids else None,
-            ),
-        )
+        samples = [self._sample(output, settings) for output in outputs]
+        return self._dialects[record.dialect].answer(record, Answer(outputs[0].prompt_ids, samples))
 
-    def _choice(
-        self, output: GenerationOutput, settings: RequestSettings, *, gives_ids: bool
-    ) -> Choice:
+    def _sample(self, output: GenerationOutput, settings: RequestSettings) -> Sample:
         assert output.finish_reason is not None, "an answered request has ended"
-        token_ids = output.generated_tokens
-        return Choice(
+        return Sample(
             text=self._text(output, settings),
             finish_reason=output.finish_reason.value,
             stop_reason=_stop_reason(output, settings),
-            completion_tokens=len(token_ids),
             logprobs=self._logprobs(output) if settings.samples[0].logprobs is not None else None,
-            token_ids=token_ids if gives_ids else None,
+            token_ids=output.generated_tokens,
         )
 
     def _text(self, output: GenerationOutput, settings: RequestSettings) -> str | None:

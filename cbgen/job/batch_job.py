@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeAlias
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import GenerationOutput, Request, RequestStatus
 from cbgen.errors import RowError, UsageError
-from cbgen.io.reader import Record
+from cbgen.io.records import Record
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.channel import Channel, Slots
 from cbgen.job.preparer import PreparedRow, Preparer

@@ -19,10 +19,10 @@ from cbgen.engine.plan import EnginePlan, memory_parts
 from cbgen.engine.request import Request
 from cbgen.engine.scheduler.admission import refusal, token_limit
 from cbgen.errors import RowError, UsageError
+from cbgen.io.dialects import InputFormat
+from cbgen.io.input_files import is_stream
 from cbgen.io.inputs import Inputs
-from cbgen.io.openai.requests import InputFormat
-from cbgen.io.opening import is_stream
-from cbgen.io.reader import Record
+from cbgen.io.records import Record
 from cbgen.io.row_source import RowSource
 from cbgen.io.template import compile_template
 from cbgen.job.options import JobOptions

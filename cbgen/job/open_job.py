@@ -13,8 +13,7 @@ from cbgen.engine.events import EngineObserver
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.load import LoadedModel, load_model
 from cbgen.engine.plan import EnginePlan
-from cbgen.io.openai.responses import BatchRun, OpenAILines, RowDialect, VllmLines
-from cbgen.io.rows import OutputRows
+from cbgen.io.dialects import row_dialects
 from cbgen.io.template import Template
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.batch_job import BatchJob, Results
@@ -108,16 +107,12 @@ def _tell_renamed(name: str, output_name: str) -> None:
     )
 
 
-def _dialects(recipe: Recipe, *, token_ids: bool) -> dict[str | None, RowDialect]:
-    run = BatchRun(seed=recipe.seed or 0, model=recipe.model.path, token_ids=token_ids)
-    return {
-        None: OutputRows(recipe.output.columns, on_renamed=_tell_renamed),
-        "openai": OpenAILines(run),
-        "vllm": VllmLines(run),
-    }
-
-
 def _answers(recipe: Recipe, loaded: LoadedModel) -> AnswerBuilder:
-    token_ids = recipe.output.token_ids
-    dialects = _dialects(recipe, token_ids=token_ids or loaded.tokenizer is None)
-    return AnswerBuilder(loaded.tokenizer, dialects, token_ids=token_ids)
+    dialects = row_dialects(
+        columns=recipe.output.columns,
+        token_ids=recipe.output.token_ids or loaded.tokenizer is None,
+        seed=recipe.seed or 0,
+        model=recipe.model.path,
+        on_renamed=_tell_renamed,
+    )
+    return AnswerBuilder(loaded.tokenizer, dialects)

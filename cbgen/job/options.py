@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cbgen.io.dialects import InputFormat
 from cbgen.io.inputs import Inputs
-from cbgen.io.openai.requests import InputFormat
 from cbgen.io.row_source import RowSource
 from cbgen.recipe.schema import Recipe
 

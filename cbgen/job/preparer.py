@@ -14,9 +14,9 @@ from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import Request
 from cbgen.errors import RowError
 from cbgen.generation.resolve import GenerationSettings, RequestSettings
-from cbgen.io.prompt_shapes import Prompt
-from cbgen.io.prompts import parse_prompt
-from cbgen.io.reader import Record
+from cbgen.io.dialects import parse_prompt
+from cbgen.io.prompts import Prompt
+from cbgen.io.records import Record
 from cbgen.io.template import Template
 from cbgen.job.rendering import Renderer
 from cbgen.recipe.schema import Recipe

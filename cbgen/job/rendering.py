@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cbgen.errors import RowError, UsageError
 from cbgen.io.openai.body_fields import BodyError
-from cbgen.io.prompt_shapes import Prompt, Rendering
+from cbgen.io.prompts import Prompt, Rendering
 from cbgen.recipe.schema import PromptConfig
 
 logger = logging.getLogger(__name__)

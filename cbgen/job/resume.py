@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cbgen.errors import UsageError
-from cbgen.io.earlier import EarlierRows
+from cbgen.io.input_files import is_remote, is_stream
 from cbgen.io.inputs import Inputs
-from cbgen.io.opening import is_stream
-from cbgen.io.output_file import run_path
-from cbgen.io.reader import Record
-from cbgen.io.remote import is_remote
-from cbgen.io.row_facts import FINISH_REASONS, RowFacts
-from cbgen.io.row_set import RowSet
-from cbgen.io.run_file import RunFile, RunHeader, storable
+from cbgen.io.output.finished_rows import FinishedRows, RowSet
+from cbgen.io.output.output_file import run_path
+from cbgen.io.output.run_file import RunFile, RunHeader, storable
+from cbgen.io.records import Record
+from cbgen.io.rows import FINISH_REASONS, RowOutcome
 from cbgen.job.options import JobOptions
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.recipe.digest import recipe_changes, recipe_values
@@ -56,7 +54,7 @@ def header_of(recipe: Recipe, options: JobOptions) -> RunHeader:
 
 def earlier_rows(
     recipe: Recipe, options: JobOptions, run: RunFile, statistics: JobStatistics
-) -> EarlierRows:
+) -> FinishedRows:
     """Return the rows that an output keeps. Changes neither of its files.
 
     Args:
@@ -73,16 +71,16 @@ def earlier_rows(
     changed = _compare_inputs(run, header, options)
     shard = options.inputs.shard
 
-    def position(facts: RowFacts) -> int | None:
+    def position(facts: RowOutcome) -> int | None:
         place = shard.position(facts.index)
         is_same = shard.takes(facts.index) and place < run.num_known and place not in changed
         return place if is_same and options.retry.isdisjoint(facts.finish_reasons) else None
 
-    def count(facts: RowFacts) -> None:
+    def count(facts: RowOutcome) -> None:
         tokens = facts.prompt_tokens, facts.completion_tokens
         statistics.count_resumed(facts.finish_reasons, facts.error_code, tokens)
 
-    return EarlierRows(options.output, order=recipe.output.order, position=position, on_kept=count)
+    return FinishedRows(options.output, order=recipe.output.order, position=position, on_kept=count)
 
 
 def checked_records(

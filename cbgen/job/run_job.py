@@ -13,15 +13,15 @@ from typing import Any
 
 from cbgen.engine.events import EngineObserver
 from cbgen.errors import StoppedEarly, UsageError
-from cbgen.io.earlier import EarlierRows, holds_rows
-from cbgen.io.encode import encode_row
-from cbgen.io.output_file import is_device
-from cbgen.io.reader import Record
-from cbgen.io.remote import refuse_remote_output
-from cbgen.io.rows import row_error
-from cbgen.io.run_file import RunFile
+from cbgen.io.dialects import row_error
+from cbgen.io.input_files import refuse_remote_output
+from cbgen.io.json_values import encode_row
+from cbgen.io.output.finished_rows import FinishedRows, holds_rows
+from cbgen.io.output.output_file import is_device
+from cbgen.io.output.run_file import RunFile
+from cbgen.io.output.writer import ClosedOutput, RowWriter, refuse_same_file
+from cbgen.io.records import Record
 from cbgen.io.template import compile_template
-from cbgen.io.writer import ClosedOutput, RowWriter, refuse_same_file
 from cbgen.job.gc_pauses import gc_ignores_existing_objects, gc_paused
 from cbgen.job.options import JobOptions
 from cbgen.job.report.statistics import JobStatistics
@@ -147,7 +147,7 @@ class JobFiles:
         self._inputs = options.inputs
         self._statistics = statistics
         self._source = options.row_source(recipe)
-        self._earlier: EarlierRows | None = None
+        self._earlier: FinishedRows | None = None
         _check_output(options)
         self._run = _open_run(recipe, options)
         opened = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cbgen.io.openai.requests import CHAT_URL, COMPLETION_URL, InputFormat, identify
-from cbgen.io.reader import Record
+from cbgen.io.dialects import InputFormat, identify
+from cbgen.io.openai.requests import CHAT_URL, COMPLETION_URL
+from cbgen.io.records import Record
 from tests.helpers.records import make_record
 
 USER = {"role": "user", "content": "Hi"}

@@ -19,11 +19,11 @@ from unittest import mock
 
 COUNTED = ("write", "ftruncate", "replace", "unlink", "fsync", "open")
 _SIZES = {
-    "cbgen.io.frames.FRAME_BYTES": 300,
-    "cbgen.io.parquet_output.ROW_GROUP_BYTES": 2000,
-    "cbgen.io.writer.COMPACT_BYTES": 400,
-    "cbgen.io.writer.DRAIN_BYTES": 500,
-    "cbgen.io.writer._CHUNK_BYTES": 200,
+    "cbgen.io.formats.compressed.FRAME_BYTES": 300,
+    "cbgen.io.formats.parquet.ROW_GROUP_BYTES": 2000,
+    "cbgen.io.output.writer.COMPACT_BYTES": 400,
+    "cbgen.io.output.writer.DRAIN_BYTES": 500,
+    "cbgen.io.output.writer._CHUNK_BYTES": 200,
 }
 
 
@@ -37,7 +37,7 @@ def small_sizes(*, syncs: bool = True) -> Iterator[None]:
 
     Files are synced after each row, or, with `syncs` False, only where they must be.
     """
-    sizes = {**_SIZES, "cbgen.io.writer.SYNC_SECONDS": 0 if syncs else 10**9}
+    sizes = {**_SIZES, "cbgen.io.output.writer.SYNC_SECONDS": 0 if syncs else 10**9}
     with contextlib.ExitStack() as stack:
         for name, value in sizes.items():
             stack.enter_context(mock.patch(name, value))

@@ -10,7 +10,7 @@ from typing import Any
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import FinishReason, Request, RequestStatus
 from cbgen.generation.resolve import GenerationSettings
-from cbgen.io.reader import Record, record_of
+from cbgen.io.records import Record, record_of
 from cbgen.io.rows import OutputRows
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.batch_job import BatchJob, Results
@@ -109,7 +109,7 @@ def make_stub_job(
     )
     job = BatchJob(
         preparer=preparer,
-        answers=AnswerBuilder(None, {None: OutputRows("none")}, token_ids=False),
+        answers=AnswerBuilder(None, {None: OutputRows("none", token_ids=True)}),
         engine=engine,
         results=results,
         statistics=statistics,

@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from cbgen.errors import RowError
-from cbgen.io.reader import Record, read_records
+from cbgen.io.records import Record, read_records
 
 
 def make_record(columns: dict[str, Any] | None = None, **changes: Any) -> Record:

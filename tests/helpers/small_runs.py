@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cbgen.io.inputs import open_inputs
-from cbgen.io.reader import Record
+from cbgen.io.records import Record
 from cbgen.job.options import JobOptions
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.run_job import JobFiles

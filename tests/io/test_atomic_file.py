@@ -5,12 +5,12 @@ import os
 import pytest
 
 from cbgen.errors import OutputError, UsageError
-from cbgen.io.output.atomic_file import SideFile
+from cbgen.io.output.atomic_file import AtomicFile
 
 
 def test_the_content_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "stats.json"
-    file = SideFile(str(path), "--stats")
+    file = AtomicFile(str(path), "--stats")
     file.replace(b"first")
     with path.open("rb") as reader:
         file.replace(b"second")
@@ -23,7 +23,7 @@ def test_a_link_stays_a_link(tmp_path):
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_bytes(b"old")
     link.symlink_to(target)
-    SideFile(str(link), "--stats").replace(b"new")
+    AtomicFile(str(link), "--stats").replace(b"new")
     assert link.is_symlink()
     assert target.read_bytes() == b"new"
 
@@ -32,7 +32,7 @@ def test_others_may_read_it_as_far_as_the_umask_allows(tmp_path):
     path = tmp_path / "m.prom"
     before = os.umask(0o022)
     try:
-        SideFile(str(path), "--metrics").replace(b"x")
+        AtomicFile(str(path), "--metrics").replace(b"x")
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
@@ -42,12 +42,12 @@ def test_others_may_read_it_as_far_as_the_umask_allows(tmp_path):
 def test_what_is_no_regular_file_is_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--stats"):
-        SideFile(path, "--stats")
+        AtomicFile(path, "--stats")
 
 
 def test_a_failing_write_leaves_the_last_content(tmp_path, monkeypatch):
     path = tmp_path / "stats.json"
-    file = SideFile(str(path), "--stats")
+    file = AtomicFile(str(path), "--stats")
     file.replace(b"good")
 
     def fail(source, target):

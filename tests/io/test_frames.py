@@ -6,17 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbgen.io.formats.compressed import FrameFile, read_frames
+from cbgen.io.formats import compressed
+from cbgen.io.formats.compressed import GZIP, ZSTD, FrameFile, read_frames
 from cbgen.io.output.output_file import OutputFile
 from cbgen.io.output.writer import RowWriter
 from tests.helpers.packed import pack, unpack
 
 KINDS = ["gzip", "zstd"]
+CODECS = {kind.name: kind.codec() for kind in (GZIP, ZSTD)}
 SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
 
 
 def read(data: bytes, kind: str, start: int = 0) -> list[bytes | int]:
-    return list(read_frames(io.BytesIO(data), kind, start))
+    return list(read_frames(io.BytesIO(data), CODECS[kind], start))
 
 
 def line_of(index: int) -> bytes:
@@ -61,9 +63,9 @@ def test_a_frame_that_ends_within_a_line_is_no_place_to_cut(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_have_about_the_size_that_they_should(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(frames, "FRAME_BYTES", 100)
+    monkeypatch.setattr(compressed, "FRAME_BYTES", 100)
     path = tmp_path / "out"
-    file = FrameFile(OutputFile.open(str(path), overwrite=False), kind)
+    file = FrameFile(OutputFile.open(str(path), overwrite=False), CODECS[kind])
     lines = [line_of(index) for index in range(100)]
     for line in lines:
         file.append(line)

@@ -13,7 +13,7 @@ from cbgen.io.dialects import parse_prompt
 from cbgen.io.ids import IdIndex
 from cbgen.io.json_values import encode_row
 from cbgen.io.output.writer import RowWriter
-from cbgen.io.rows import OUTPUT_FIELDS, Answer, Choice, OutputRows
+from cbgen.io.rows import OUTPUT_FIELDS, Answer, OutputRows, Sample
 from tests.helpers.records import read_bytes
 
 VALID_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -38,9 +38,8 @@ def run(data: bytes, path, seed: int = 0) -> list[dict]:
         for record in records:
             try:
                 text = parse_prompt(record, template=None).text
-                choice = Choice(text=text, finish_reason="stop", completion_tokens=1)
-                answer = Answer(choices=[choice], prompt_tokens=1)
-                row = output.answer(record, answer)
+                sample = Sample(text=text, finish_reason="stop", token_ids=[2])
+                row = output.answer(record, Answer([1], [sample]))
             except RowError as error:
                 row = output.failure(record, error)
             rows.write(record.index, encode_row(row))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from cbgen.errors import UsageError
-from cbgen.io.formats.compressed import FrameFile
+from cbgen.io.formats.compressed import GZIP, ZSTD, FrameFile
 from cbgen.io.formats.parquet import read_parquet, write_parquet
 from cbgen.io.json_values import encode_row
 from cbgen.io.output.merge import merge_shards
@@ -41,7 +41,7 @@ def write_lines(path: str, lines: Iterable[bytes]) -> None:
     if path.endswith(".parquet"):
         write_parquet(file, lambda: iter(lines))
     elif path.endswith((".gz", ".zst")):
-        frames = FrameFile(file, "gzip" if path.endswith(".gz") else "zstd")
+        frames = FrameFile(file, (GZIP if path.endswith(".gz") else ZSTD).codec())
         frames.append(b"".join(lines))
         frames.sync()
     else:

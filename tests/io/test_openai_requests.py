@@ -4,11 +4,10 @@ import logging
 
 import pytest
 
-from cbgen.io.dialects import parse_prompt
+from cbgen.io.dialects import identify, parse_prompt
 from cbgen.io.ids import IdIndex
 from cbgen.io.openai import requests as openai_requests
 from cbgen.io.openai.body_fields import BodyError
-from cbgen.io.openai.requests import identify
 from cbgen.io.prompts import Prompt
 from tests.helpers.batch_files import USER, chat_line, completion_line, line_record
 from tests.helpers.records import error_of, make_record, read_bytes

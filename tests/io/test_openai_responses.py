@@ -5,22 +5,21 @@ import math
 import pytest
 
 from cbgen.errors import RowError
+from cbgen.io.dialects import identify, read_outcome, row_error
 from cbgen.io.ids import IdIndex
 from cbgen.io.json_values import encode_row
 from cbgen.io.openai.body_fields import BodyError
-from cbgen.io.openai.requests import identify
-from cbgen.io.openai.responses import CANCELLED, LINE_ID, BatchRun, OpenAILines, VllmLines
-from cbgen.io.row_facts import read_facts
-from cbgen.io.rows import Answer, Choice, OutputRows, logprobs_object, row_error
+from cbgen.io.openai.responses import CANCELLED, BatchRun, OpenAILines, VllmLines
+from cbgen.io.rows import Answer, OutputRows, Sample, logprobs_object
 from tests.helpers.batch_files import chat_line, completion_line, line_record
 from tests.helpers.records import error_of, make_record, read_bytes
 
 RUN = BatchRun(seed=0, model="org/model", token_ids=False)
 LINES = {"openai": OpenAILines(RUN), "vllm": VllmLines(RUN)}
-SO = Choice(text="So.", finish_reason="stop", stop_reason=9, completion_tokens=2, token_ids=[8, 9])
-OR = Choice(text="Or", finish_reason="length", completion_tokens=1, token_ids=[7])
-ANSWER = Answer(choices=[SO], prompt_tokens=3, prompt_token_ids=[1, 2, 3])
-SAMPLES = Answer(choices=[SO, OR], prompt_tokens=3, prompt_token_ids=[1, 2, 3])
+SO = Sample(text="So.", finish_reason="stop", stop_reason=9, token_ids=[8, 9])
+OR = Sample(text="Or", finish_reason="length", token_ids=[7])
+ANSWER = Answer([1, 2, 3], [SO])
+SAMPLES = Answer([1, 2, 3], [SO, OR])
 REFUSAL = BodyError("unsupported_value", "n = 2 is not supported", param="n")
 
 
@@ -43,13 +42,13 @@ def never_ran(dialect):
 
 
 def with_logprobs(*logprobs):
-    choice = Choice(
+    sample = Sample(
         text="ab",
         finish_reason="length",
-        completion_tokens=2,
+        token_ids=[5, 6],
         logprobs=logprobs_object(tokens=["a", "é"], token_ids=[5, 6], logprobs=logprobs),
     )
-    return Answer(choices=[choice], prompt_tokens=1)
+    return Answer([1], [sample])
 
 
 def test_a_chat_completion_in_the_form_of_openai():
@@ -275,9 +274,12 @@ def test_a_request_that_the_end_of_the_run_cut_short_never_ran():
 @pytest.mark.parametrize("index", [0, 9, 10, 2**40])
 def test_the_index_of_a_line_stands_in_its_id(dialect, index):
     line = answered(chat_line(), dialect, index=index)
-    assert int(LINE_ID.fullmatch(line["id"])[1], 16) == index
-    facts = read_facts(encode_row(line))
-    assert (facts.index, facts.finish_reasons, facts.completion_tokens) == (index, ("stop",), 2)
+    outcome = read_outcome(encode_row(line))
+    assert (outcome.index, outcome.finish_reasons, outcome.completion_tokens) == (
+        index,
+        ("stop",),
+        2,
+    )
 
 
 def test_ids_are_functions_of_seed_index_and_custom_id():
@@ -314,6 +316,6 @@ def test_a_line_that_never_ran_has_its_error_too():
 
 @pytest.mark.parametrize("dialect", LINES)
 def test_a_refusal_is_read_back_as_a_failed_row(dialect):
-    facts = read_facts(encode_row(failed(REFUSAL, dialect)))
-    assert (facts.index, facts.finish_reasons) == (0, ("error",))
-    assert facts.error_code is not None
+    outcome = read_outcome(encode_row(failed(REFUSAL, dialect)))
+    assert (outcome.index, outcome.finish_reasons) == (0, ("error",))
+    assert outcome.error_code is not None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
 from cbgen.io.column_types import common_type, type_of
+from cbgen.io.formats import parquet
 from cbgen.io.formats.parquet import read_parquet, write_parquet
 from cbgen.io.json_values import decode_row, encode_row
 from cbgen.io.output.output_file import OutputFile
@@ -174,7 +175,7 @@ def test_no_rows_are_a_table_without_rows(write):
 
 
 def test_row_groups_and_memory_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet_output, "ROW_GROUP_BYTES", 20_000)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 20_000)
     file = OutputFile.open(str(tmp_path / "out.parquet"), overwrite=True)
     tracemalloc.start()
     write_parquet(file, lambda: (encode_row(row(index)) for index in range(5000)))

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from cbgen.errors import RowError
-from cbgen.io.dialects import Prompt, parse_prompt
+from cbgen.io.dialects import parse_prompt
+from cbgen.io.prompts import Prompt
 from cbgen.io.template import Template
 from tests.helpers.records import make_record, read_bytes
 

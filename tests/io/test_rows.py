@@ -7,12 +7,13 @@ import pytest
 
 from cbgen.errors import RowError
 from cbgen.io.json_values import encode_row
-from cbgen.io.rows import OUTPUT_FIELDS, Answer, Choice, OutputRows, logprobs_object
+from cbgen.io.rows import OUTPUT_FIELDS, Answer, OutputRows, Sample, logprobs_object
 from tests.helpers.records import error_of, make_record, read_bytes
 
-SO = Choice(text="So.", finish_reason="stop", stop_reason="\n", completion_tokens=8)
-OR = Choice(text="Or", finish_reason="length", completion_tokens=2)
-ANSWER = Answer(choices=[SO], prompt_tokens=12)
+PROMPT_IDS = list(range(12))
+SO = Sample(text="So.", finish_reason="stop", stop_reason="\n", token_ids=[1] * 8)
+OR = Sample(text="Or", finish_reason="length", token_ids=[2, 3])
+ANSWER = Answer(PROMPT_IDS, [SO])
 FIELDS_AFTER_COLUMNS = ["text", "finish_reason", "stop_reason", "usage", "logprobs", "error"]
 
 
@@ -32,7 +33,7 @@ def test_an_answer_has_the_fields_in_their_order():
 
 
 def test_several_samples_stand_in_choices_in_place_of_the_flat_fields():
-    answer = Answer(choices=[SO, OR], prompt_tokens=12)
+    answer = Answer(PROMPT_IDS, [SO, OR])
     row = OutputRows().answer(make_record({"question": "Why?"}, id="q1"), answer)
     assert encode_row(row) == (
         b'{"id":"q1","index":0,"question":"Why?","choices":['
@@ -43,12 +44,8 @@ def test_several_samples_stand_in_choices_in_place_of_the_flat_fields():
 
 
 def test_each_choice_has_its_token_ids_and_the_row_those_of_the_prompt():
-    choices = [
-        Choice(text="a", finish_reason="stop", completion_tokens=1, token_ids=[number])
-        for number in (4, 5)
-    ]
-    answer = Answer(choices=choices, prompt_tokens=1, prompt_token_ids=[3])
-    row = OutputRows().answer(make_record(), answer)
+    samples = [Sample(text="a", finish_reason="stop", token_ids=[number]) for number in (4, 5)]
+    row = OutputRows(token_ids=True).answer(make_record(), Answer([3], samples))
     assert [choice["token_ids"] for choice in row["choices"]] == [[4], [5]]
     assert row["prompt_token_ids"] == [3]
     assert list(row)[-1] == "error"
@@ -83,10 +80,9 @@ def test_every_input_line_gets_one_valid_row_even_if_all_fail():
     assert [orjson.loads(encode_row(row))["index"] for row in rows] == [0, 1, 2, 3]
 
 
-def test_token_ids_are_written_where_they_are_given():
-    choice = Choice(text="a", finish_reason="length", completion_tokens=2, token_ids=[4, 5])
-    answer = Answer(choices=[choice], prompt_tokens=1, prompt_token_ids=(3,))
-    row = OutputRows().answer(make_record(), answer)
+def test_token_ids_are_written_where_they_are_asked_for():
+    sample = Sample(text="a", finish_reason="length", token_ids=[4, 5])
+    row = OutputRows(token_ids=True).answer(make_record(), Answer((3,), [sample]))
     assert (row["token_ids"], row["prompt_token_ids"]) == ([4, 5], [3])
     assert list(row)[-1] == "error"
 
@@ -138,7 +134,7 @@ def test_a_column_of_prompt_token_ids_that_was_asked_for_is_renamed():
 
 def test_a_renamed_column_is_reported_once():
     reported = []
-    rows = OutputRows("all", lambda old, new: reported.append((old, new)))
+    rows = OutputRows("all", on_renamed=lambda old, new: reported.append((old, new)))
     for columns in ({"text": 1}, {"text": 2}, {"text": 3, "error": 4}, {"text": 5}):
         rows.answer(make_record(columns), ANSWER)
     assert reported == [("text", "input_text"), ("error", "input_error")]

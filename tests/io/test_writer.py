@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbgen.errors import OutputError, UsageError
-from cbgen.io import waiting, writer
+from cbgen.io.output import journal as journal_module
+from cbgen.io.output import writer
 from cbgen.io.output.writer import RowWriter, refuse_same_file
 
 
@@ -258,8 +259,8 @@ def test_one_write_moves_a_bounded_part_of_what_waits(out, monkeypatch):
 
 @pytest.mark.parametrize("memory_bytes", [100, 10_000])
 def test_waiting_rows_of_a_stream_are_kept_in_memory_or_in_a_temporary_file(memory_bytes):
-    spool = waiting.Spool(memory_bytes)
-    rows = waiting.WaitingRows(spool)
+    spool = journal_module.Spool(memory_bytes)
+    rows = journal_module.WaitingRows(spool)
     for index in range(50, -1, -1):
         rows.put(index, line_of(index))
     assert rows.ready(10**6) == [line_of(index) for index in range(51)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cbgen.errors import OutputError, UsageError
-from cbgen.io import output_file, writer
+from cbgen.io.output import output_file, writer
 from cbgen.io.output.writer import ClosedOutput, RowWriter, refuse_same_file
 
 ROOT = Path(__file__).parents[2]

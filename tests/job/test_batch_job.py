@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cbgen.errors import EngineError, UsageError
-from cbgen.io.encode import encode_row
-from cbgen.io.identity import IdIndex
-from cbgen.io.reader import read_records
-from cbgen.io.writer import RowWriter
+from cbgen.io.ids import IdIndex
+from cbgen.io.json_values import encode_row
+from cbgen.io.output.writer import RowWriter
+from cbgen.io.records import read_records
 from cbgen.job import batch_job
 from tests.helpers.jobs import job_threads, make_stub_job, records_of, token_rows
 

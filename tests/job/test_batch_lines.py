@@ -12,9 +12,9 @@ from openai.types.chat import ChatCompletion
 
 import cbgen
 from cbgen.errors import UsageError
-from cbgen.io.encode import encode_row
+from cbgen.io.dialects import read_outcome
 from cbgen.io.inputs import open_inputs
-from cbgen.io.row_facts import read_facts
+from cbgen.io.json_values import encode_row
 from cbgen.io.row_source import RowSource
 from cbgen.job.open_job import open_job
 from cbgen.job.options import JobOptions
@@ -212,7 +212,7 @@ def test_a_second_run_gives_the_same_bytes_but_for_rounded_log_probabilities(
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_line_tells_its_index(answers, dialect):
-    indexes = [read_facts(line).index for line in answers[dialect]]
+    indexes = [read_outcome(line).index for line in answers[dialect]]
     assert indexes == list(range(len(answers[dialect])))
 
 

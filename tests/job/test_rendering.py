@@ -7,7 +7,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from cbgen.errors import RowError, UsageError
-from cbgen.io.prompt_shapes import Prompt, Rendering
+from cbgen.io.prompts import Prompt, Rendering
 from cbgen.job.rendering import Renderer
 from cbgen.recipe.schema import PromptConfig
 

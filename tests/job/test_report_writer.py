@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from cbgen.errors import OutputError, UsageError
-from cbgen.io.side_file import SideFile
+from cbgen.io.output.atomic_file import AtomicFile
 from cbgen.job.report import report_writer
 from cbgen.job.report.report_writer import ReportWriter
 from cbgen.job.report.statistics import JobStatistics
@@ -71,7 +71,7 @@ def test_a_disk_that_fails_later_is_said_once(watch, monkeypatch, caplog):
         raise OutputError("stats.json: cannot be written: No space left on device")
 
     writer = watch()
-    monkeypatch.setattr(SideFile, "replace", fail)
+    monkeypatch.setattr(AtomicFile, "replace", fail)
     with caplog.at_level(logging.WARNING, logger="cbgen"):
         for _ in range(3):
             writer.finish(0)

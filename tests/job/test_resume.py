@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from cbgen.errors import UsageError
-from cbgen.io.run_file import RunFile, RunHeader
-from cbgen.io.shard import Shard
+from cbgen.io.inputs import Shard
+from cbgen.io.output.run_file import RunFile, RunHeader
 from cbgen.job.resume import parse_retry
 from tests.helpers.dying_disk import DyingDisk, small_sizes
 from tests.helpers.small_runs import (

@@ -107,7 +107,9 @@ def choose_format(head: bytes, name: str, *, is_stream: bool) -> FileFormat:
             f"{name}: is named like {named.name} data and holds none; rename it or mend it"
         )
     if found is not None and not is_stream:
-        raise UsageError(f"{name}: holds {content} data; give it a name that ends in {found.suffix}")
+        raise UsageError(
+            f"{name}: holds {content} data; give it a name that ends in {found.suffix}"
+        )
     raise UsageError(f"{name}: holds {content} data; {_REMEDIES[content]}")
 
 

@@ -286,7 +286,11 @@ def openai_body(completion: Completion) -> dict[str, Any]:
 def _openai_choice(completion: Completion, index: int, sample: Sample) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": index}
     if completion.is_chat:
-        choice["message"] = {"role": "assistant", "content": completion.text(sample), "refusal": None}
+        choice["message"] = {
+            "role": "assistant",
+            "content": completion.text(sample),
+            "refusal": None,
+        }
     else:
         choice["text"] = completion.text(sample)
     choice["logprobs"] = completion.logprobs(sample)

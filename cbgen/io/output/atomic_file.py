@@ -12,7 +12,7 @@ from pathlib import Path
 from cbgen.errors import OutputError, UsageError
 
 
-def side_file_path(path: str, option: str) -> str:
+def writable_path(path: str, option: str) -> str:
     """Return where a side file really lies; the file is made if it does not exist.
 
     Links are followed, so that replacing the file leaves them alone.
@@ -35,7 +35,7 @@ def side_file_path(path: str, option: str) -> str:
     return real
 
 
-class SideFile:
+class AtomicFile:
     """A file whose content is replaced as a whole.
 
     Args:
@@ -47,7 +47,7 @@ class SideFile:
     """
 
     def __init__(self, path: str, option: str) -> None:
-        self._path = side_file_path(path, option)
+        self._path = writable_path(path, option)
         self._new_path = f"{self._path}.{os.getpid()}.new"
 
     def replace(self, content: bytes) -> None:

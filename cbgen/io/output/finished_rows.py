@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from cbgen.errors import UsageError
+from cbgen.io.dialects import read_outcome
 from cbgen.io.formats.jsonl import read_lines
 from cbgen.io.formats.registry import format_of_name
 from cbgen.io.output.journal import Journal, WaitingRows
 from cbgen.io.output.output_file import RowOutput, journal_path
-from cbgen.io.dialects import read_outcome
 from cbgen.io.rows import RowOutcome
 
 

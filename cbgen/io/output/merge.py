@@ -1,7 +1,7 @@
 """The outputs of all shards of a run to one output, in input order.
 
 Shards are read side by side, a buffer of each in memory, and rows are copied as they are. Every
-index must be there once; if not, no output is left. Knows of a row its index, and whether it failed.
+index must be there once; if not, no output is left.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import BinaryIO, cast
 
 from cbgen.errors import UsageError
+from cbgen.io.dialects import read_outcome
 from cbgen.io.formats.parquet import PARQUET, read_parquet
 from cbgen.io.formats.registry import format_of_name
 from cbgen.io.input_files import ReopenedFile, is_remote, open_remote, refuse_remote_output, unpack
@@ -28,7 +29,6 @@ from cbgen.io.output.output_file import (
     run_path,
 )
 from cbgen.io.output.run_file import RunHeader, read_run
-from cbgen.io.dialects import read_outcome
 
 logger = logging.getLogger(__name__)
 

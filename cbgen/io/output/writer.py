@@ -19,7 +19,7 @@ from cbgen.io.formats.jsonl import JSON_LINES
 from cbgen.io.formats.registry import format_of_name
 from cbgen.io.output.finished_rows import FinishedRows
 from cbgen.io.output.journal import Journal, Spool, WaitingRows
-from cbgen.io.output.output_file import ClosedOutput, OutputFile, journal_path, refuse_same_file
+from cbgen.io.output.output_file import ClosedOutput, journal_path, refuse_same_file
 from cbgen.io.output.run_file import RunFile
 
 __all__ = ["ClosedOutput", "RowWriter", "refuse_same_file"]

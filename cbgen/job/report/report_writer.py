@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 
 from cbgen.errors import OutputError
-from cbgen.io.encode import encode_row
-from cbgen.io.side_file import SideFile
+from cbgen.io.json_values import encode_row
+from cbgen.io.output.atomic_file import AtomicFile
 from cbgen.job.report.prometheus import metrics_text
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.report.stats_json import Series, package_versions, stats_object
@@ -54,12 +54,12 @@ class ReportWriter:
         self._statistics = statistics
         self._recipe = recipe
         self._output = output
-        self._stats = None if stats_path is None else SideFile(stats_path, "--stats")
-        self._metrics = None if metrics_path is None else SideFile(metrics_path, "--metrics")
+        self._stats = None if stats_path is None else AtomicFile(stats_path, "--stats")
+        self._metrics = None if metrics_path is None else AtomicFile(metrics_path, "--metrics")
         self._settings = every_setting(recipe, ())
         self._versions = package_versions(version)
         self._series = Series()
-        self._failed: set[SideFile] = set()
+        self._failed: set[AtomicFile] = set()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cbgen-report", daemon=True)
 
@@ -111,7 +111,7 @@ class ReportWriter:
             text = metrics_text(self._statistics, self._output, exit_code)
             self._replace(self._metrics, text.encode("utf-8", "backslashreplace"))
 
-    def _replace(self, file: SideFile, content: bytes) -> None:
+    def _replace(self, file: AtomicFile, content: bytes) -> None:
         try:
             file.replace(content)
         except OutputError as error:

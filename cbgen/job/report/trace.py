@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from cbgen.engine.events import StepTimes
-from cbgen.io.encode import encode_row
-from cbgen.io.side_file import side_file_path
+from cbgen.io.json_values import encode_row
+from cbgen.io.output.atomic_file import writable_path
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class TraceFile:
     """
 
     def __init__(self, path: str, most_bytes: int = MOST_BYTES) -> None:
-        self._path = side_file_path(path, "--trace")
+        self._path = writable_path(path, "--trace")
         self._file: BinaryIO | None = open(self._path, "wb", buffering=0)  # noqa: SIM115
         self._most_bytes = most_bytes
         self._num_bytes = 0

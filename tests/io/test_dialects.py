@@ -6,40 +6,41 @@ import json
 
 import pytest
 
-from cbgen.io.row_facts import RowFacts, read_facts
+from cbgen.io.dialects import read_outcome
+from cbgen.io.rows import RowOutcome
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 7}
 
 
-def facts(**fields) -> RowFacts | None:
-    return read_facts(json.dumps({"index": 4, "usage": USAGE, "error": None, **fields}).encode())
+def outcome(**fields) -> RowOutcome | None:
+    return read_outcome(json.dumps({"index": 4, "usage": USAGE, "error": None, **fields}).encode())
 
 
 def test_a_row_of_one_sample_ended_in_one_way():
-    assert facts(finish_reason="stop") == RowFacts(4, ("stop",), None, 3, 7)
+    assert outcome(finish_reason="stop") == RowOutcome(4, ("stop",), None, 3, 7)
 
 
 def test_a_row_of_several_samples_ended_in_the_way_of_each():
     choices = [{"finish_reason": reason} for reason in ("stop", "length", "stop")]
-    expected = RowFacts(4, ("stop", "length", "stop"), None, 3, 7)
-    assert facts(choices=choices) == expected
-    assert facts(choices=choices, finish_reason=None) == expected  # as a parquet file has it
+    expected = RowOutcome(4, ("stop", "length", "stop"), None, 3, 7)
+    assert outcome(choices=choices) == expected
+    assert outcome(choices=choices, finish_reason=None) == expected  # as a parquet file has it
 
 
 def test_a_column_of_samples_may_be_empty_for_a_row():
-    assert facts(choices=None, finish_reason="length") == RowFacts(4, ("length",), None, 3, 7)
+    assert outcome(choices=None, finish_reason="length") == RowOutcome(4, ("length",), None, 3, 7)
 
 
 @pytest.mark.parametrize(
     "fields", [{}, {"choices": []}, {"choices": 5}, {"choices": [{}]}, {"choices": ["stop"]}]
 )
 def test_a_line_that_does_not_say_how_it_ended_is_no_row(fields):
-    assert facts(**fields) is None
+    assert outcome(**fields) is None
 
 
 def test_a_failed_row_has_its_code():
-    failed = facts(finish_reason="error", error={"code": "no_prompt"})
-    assert failed == RowFacts(4, ("error",), "no_prompt")
+    failed = outcome(finish_reason="error", error={"code": "no_prompt"})
+    assert failed == RowOutcome(4, ("error",), "no_prompt")
 
 
 def test_a_line_of_a_batch_file_ended_in_the_way_of_each_choice():
@@ -51,5 +52,5 @@ def test_a_line_of_a_batch_file_ended_in_the_way_of_each_choice():
         "response": {"status_code": 200, "body": body},
         "error": None,
     }
-    expected = RowFacts(10, ("stop", "length"), None, 3, 7)
-    assert read_facts(json.dumps(line).encode()) == expected
+    expected = RowOutcome(10, ("stop", "length"), None, 3, 7)
+    assert read_outcome(json.dumps(line).encode()) == expected
