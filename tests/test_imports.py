@@ -35,7 +35,7 @@ ENGINE_LEVELS = (
     ("config", "sampling.params", "cache.groups", "text"),
     ("step", "cache.shape", "sizing", "plan", "request", "events"),
     ("cpu.native",),
-    ("cache", "batch", "storage", "memory", "model", "cpu", "attention", "sampling"),
+    ("cache", "batch", "storage", "memory", "model", "cpu", "attention", "sampling", "forward"),
     ("scheduler", "runner"),
     ("core",),
     ("build", "loop"),

@@ -30,10 +30,11 @@ from cbgen.bench.roofline import (
     roofline_seconds,
 )
 from cbgen.bench.workloads import Workload, WorkloadMaker
-from cbgen.engine.build import BuiltEngine, attached_engine
+from cbgen.engine.build import BuiltEngine, build_engine
 from cbgen.engine.cpu.decoder import take_part_seconds
 from cbgen.engine.events import StepStats, StepTimes
 from cbgen.engine.loop import EngineLoop
+from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.model.load import load_model
 from cbgen.engine.request import FinishReason, GenerationOutput, Request
@@ -186,9 +187,13 @@ def run_bench(
     started = time.perf_counter()
     loaded = load_model(recipe.model)
     recorder = StepRecorder()
-    with attached_engine(
-        loaded.model, recipe.continuous_batching_config, recipe.model.attn_implementation, recorder
-    ) as built:
+    with attached(loaded.model):
+        built = build_engine(
+            loaded.model,
+            recipe.continuous_batching_config,
+            recipe.model.attn_implementation,
+            observer=recorder,
+        )
         load_seconds = time.perf_counter() - started
         workload = make_workload(built.facts.vocab_size)
         _refuse_what_does_not_fit(workload, built)

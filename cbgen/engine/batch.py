@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from cbgen.engine.attention.metadata import AttentionMetadata
-from cbgen.engine.plan import EnginePlan
+from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.step import AdmittedRow, NewBlocks, ScheduledBatch, ScheduledRequest
 
 
@@ -54,17 +54,20 @@ _NO_RUN = _Run(0, 0, 0)
 class Rows:
     """Owns the persistent rows on the device; one request a row from admission to finish."""
 
-    def __init__(self, plan: EnginePlan, device: torch.device) -> None:
+    def __init__(
+        self, cache: CacheShape, num_rows: int, *, table_blocks: int, device: torch.device
+    ) -> None:
         """Make empty rows.
 
         Args:
-            plan: how many rows, how wide their block tables are, and what a page is.
+            cache: pages and layer groups.
+            num_rows: requests that may be admitted at the same time.
+            table_blocks: logical blocks of the longest request.
             device: where steps run.
         """
-        num_rows = plan.max_requests
-        self._page_size = plan.cache.page_size
+        self._page_size = cache.page_size
         self._device = device
-        self._spans = plan.cache.spans
+        self._spans = cache.spans
         self._known_ids: list[torch.Tensor] = [torch.empty(0, dtype=torch.long)] * num_rows
         self._num_known = [0] * num_rows
         self._last_token = torch.zeros(num_rows, dtype=torch.long, device=device)
@@ -72,7 +75,7 @@ class Rows:
         # [groups, rows, table_blocks]. Entries that were never written are never read, so the
         # memory is not filled.
         self._block_tables = torch.empty(
-            len(self._spans), num_rows, plan.table_blocks, dtype=torch.long, device=device
+            len(self._spans), num_rows, table_blocks, dtype=torch.long, device=device
         )
 
     def admit(self, admitted: Sequence[AdmittedRow]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from transformers import PreTrainedModel
 
 from cbgen.engine.cache.kv_cache import KVCache
@@ -19,11 +18,11 @@ from cbgen.engine.cpu.best_token import screen_bytes
 from cbgen.engine.cpu.int8 import weight_bytes
 from cbgen.engine.cpu.packing import can_pack
 from cbgen.engine.events import EngineObserver
+from cbgen.engine.forward import run_model
 from cbgen.engine.memory import free_bytes, free_ram
-from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.model.load import LoadedModel, load_skeleton
-from cbgen.engine.model.probe import probe_model, run_model
+from cbgen.engine.model.probe import probe_model
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
 from cbgen.engine.scheduler import make_scheduler
@@ -57,10 +56,10 @@ class PlannedEngine:
 
 
 def plan_engine(model: ModelConfig, config: ContinuousBatchingConfig) -> PlannedEngine:
-    """Decide everything that `attached_engine` would, from config and tokenizer alone.
+    """Decide everything that `build_engine` would, from config and tokenizer alone.
 
     Raises:
-        UsageError: what `load_model` and `attached_engine` would refuse.
+        UsageError: what `load_model` and `build_engine` would refuse.
     """
     loaded = load_skeleton(model)
     probed = probe_model(loaded.model)
@@ -80,17 +79,18 @@ def plan_engine(model: ModelConfig, config: ContinuousBatchingConfig) -> Planned
     return PlannedEngine(loaded, plan, facts, numbers, free)
 
 
-@contextmanager
-def attached_engine(
+def build_engine(
     model: PreTrainedModel,
     config: ContinuousBatchingConfig,
     attn_implementation: str = "auto",
-    observer: EngineObserver | None = None,
     *,
+    observer: EngineObserver | None = None,
     tokenizer: Decoder | None = None,
     hints: WorkloadHints | None = None,
-) -> Iterator[BuiltEngine]:
-    """Build an engine on a model; on exit the model is given back as it was.
+) -> BuiltEngine:
+    """Probe a loaded model, decide every size, and put an engine together for it.
+
+    The model must be attached (`model.attach.attached`) while the engine runs.
 
     Args:
         model: the loaded model.
@@ -105,10 +105,28 @@ def attached_engine(
     """
     facts = probe_model(model)
     plan = resolve(config, attn_implementation, plan_facts(facts), hints)
-    with attached(model):
-        forward = partial(run_model, model)
-        engine = build_engine(forward, plan, facts, observer, tokenizer)
-        yield BuiltEngine(engine, plan, facts)
+    engine = assemble_engine(partial(run_model, model), plan, facts.device, observer, tokenizer)
+    return BuiltEngine(engine, plan, facts)
+
+
+def assemble_engine(
+    forward: Forward,
+    plan: EnginePlan,
+    device: torch.device,
+    observer: EngineObserver | None = None,
+    tokenizer: Decoder | None = None,
+) -> Engine:
+    """Allocate cache and rows as planned and return the engine around a forward pass.
+
+    With CBGEN_CHECK=1 in the environment the engine verifies its bookkeeping after every step.
+    """
+    for warning in plan.warnings:
+        logger.warning("%s", warning)
+    cache = KVCache(plan.cache, shares_prefixes=plan.shares_prefixes)
+    scheduler = make_scheduler(plan, cache, observer, tokenizer)
+    runner = Runner(forward, plan, device)
+    check = os.environ.get("CBGEN_CHECK") == "1"
+    return Engine(scheduler, runner, check=check, observer=observer)
 
 
 def plan_facts(facts: ModelFacts) -> PlanFacts:
@@ -127,23 +145,3 @@ def plan_facts(facts: ModelFacts) -> PlanFacts:
         missing_kernels=native.why_unfit(facts.dtype),
         instruction_set=None if library is None else library.selected(),
     )
-
-
-def build_engine(
-    forward: Forward,
-    plan: EnginePlan,
-    facts: ModelFacts,
-    observer: EngineObserver | None = None,
-    tokenizer: Decoder | None = None,
-) -> Engine:
-    """Allocate cache and rows as planned and return the engine.
-
-    With CBGEN_CHECK=1 in the environment the engine verifies its bookkeeping after every step.
-    """
-    for warning in plan.warnings:
-        logger.warning("%s", warning)
-    cache = KVCache(plan.cache, shares_prefixes=plan.shares_prefixes)
-    scheduler = make_scheduler(plan, cache, observer, tokenizer)
-    runner = Runner(forward, plan, facts.device)
-    check = os.environ.get("CBGEN_CHECK") == "1"
-    return Engine(scheduler, runner, check=check, observer=observer)

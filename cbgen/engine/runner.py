@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from cbgen.engine.attention import make_backend
-from cbgen.engine.attention.base import AttentionBackend, LayerAttention
 from cbgen.engine.attention.context import PagedLayers, PagedStep, forward_context
-from cbgen.engine.batch import Rows, StepInputs
+from cbgen.engine.batch import Rows
+from cbgen.engine.forward import StepContext
 from cbgen.engine.plan import EnginePlan
 from cbgen.engine.sampling.sampler import DrawnTokens, Sampler
 from cbgen.engine.sampling.scores import Scores
@@ -25,38 +25,6 @@ from cbgen.engine.storage import KVStorage
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Scores]
 """(token_ids [1, T], position_ids [1, T], logit_indices [s]) -> scores of s rows"""
-
-
-class _StepContext:
-    """Answers the model's attention layers during one step."""
-
-    def __init__(
-        self,
-        inputs: StepInputs,
-        layers: PagedLayers,
-        backend: AttentionBackend,
-    ) -> None:
-        self.positions = inputs.position_ids[0]
-        step = PagedStep(layers, inputs.attention)
-        self.paged = step if backend.capabilities.serves_decoder else None
-        self._step = step
-        self._backend = backend
-
-    def attend(
-        self,
-        layer_index: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        layer: LayerAttention,
-    ) -> torch.Tensor:
-        layers = self._step.layers
-        cache = layers.caches[layer_index]
-        metadata = self._step.attention[layers.group_of[layer_index]]
-        # All keys of the step are written before any of its queries attends: a request may read
-        # blocks that another request of the same step fills.
-        cache.write(key, value, metadata.slot_mapping)
-        return self._backend.forward(query, cache, metadata, layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +56,9 @@ class Runner:
         self.storage = KVStorage(plan.cache, device)
         self._forward = forward
         self._backend = make_backend(plan.attn_implementation)
-        self._rows = Rows(plan, device)
+        self._rows = Rows(
+            plan.cache, plan.max_requests, table_blocks=plan.table_blocks, device=device
+        )
         self._sampler = Sampler(plan.max_requests, plan.logits_size, device)
         group_of = {
             layer.index: number
@@ -115,7 +85,13 @@ class Runner:
         if not batch.requests:
             return LaunchedStep()
         inputs = self._rows.gather(batch)
-        with forward_context(_StepContext(inputs, self._layers, self._backend)):
+        context = StepContext(
+            inputs.position_ids[0],
+            PagedStep(self._layers, inputs.attention),
+            self._backend,
+            fuses_layers=self._backend.capabilities.serves_decoder,
+        )
+        with forward_context(context):
             scores = self._forward(inputs.token_ids, inputs.position_ids, inputs.logit_indices)
         sampled = [item for item in batch.requests if item.num_samples]
         if not sampled:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cbgen.engine.build import attached_engine
+from cbgen.engine.build import build_engine
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.loop import EngineLoop
+from cbgen.engine.model.attach import attached
 from cbgen.engine.model.load import LoadedModel, load_model
 from cbgen.engine.plan import EnginePlan
 from cbgen.io.dialects import row_dialects
@@ -63,13 +64,14 @@ def open_job(
     started = time.monotonic()
     if loaded is None:
         loaded = load_model(recipe.model)
-    with attached_engine(
-        loaded.model,
-        recipe.continuous_batching_config,
-        recipe.model.attn_implementation,
-        observer,
-        tokenizer=loaded.tokenizer,
-    ) as built:
+    with attached(loaded.model):
+        built = build_engine(
+            loaded.model,
+            recipe.continuous_batching_config,
+            recipe.model.attn_implementation,
+            observer=observer,
+            tokenizer=loaded.tokenizer,
+        )
         preparer = make_preparer(recipe, template, loaded, built.plan)
         results: Results = Channel()
         loop = EngineLoop(

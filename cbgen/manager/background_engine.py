@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from transformers import PreTrainedModel
 
-from cbgen.engine.build import BuiltEngine, attached_engine
+from cbgen.engine.build import BuiltEngine, build_engine
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.request import GenerationOutput
 from cbgen.errors import EngineError, UsageError
@@ -47,12 +47,8 @@ def build(model: PreTrainedModel, setup: EngineSetup) -> BuiltEngine:
     Raises:
         UsageError: the model does not obey the hook, or what was asked does not fit the machine.
     """
-    attention = setup.attn_implementation
-    with (
-        borrowed(model),
-        attached_engine(model, setup.config, attention, hints=setup.hints) as built,
-    ):
-        return built
+    with borrowed(model):
+        return build_engine(model, setup.config, setup.attn_implementation, hints=setup.hints)
 
 
 class BackgroundEngine:

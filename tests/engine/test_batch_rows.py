@@ -12,7 +12,7 @@ from cbgen.engine.batch import Rows
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.step import AdmittedRow, NewBlocks, ScheduledBatch, ScheduledRequest
-from tests.helpers.engine import make_plan, make_shape
+from tests.helpers.engine import make_shape
 
 CPU = torch.device("cpu")
 FULL = AttentionSpan()
@@ -23,7 +23,7 @@ def make_rows(
     *spans: AttentionSpan, num_rows: int = 4, page_size: int = 4, max_blocks: int = 8
 ) -> Rows:
     shape = make_shape(1000, page_size, spans=spans or (FULL,))
-    return Rows(make_plan(shape, max_requests=num_rows, max_context=max_blocks * page_size), CPU)
+    return Rows(shape, num_rows, table_blocks=max_blocks, device=CPU)
 
 
 def attention_of(rows: Rows, *requests: ScheduledRequest) -> AttentionMetadata:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cbgen.engine.attention.context import forward_context
+from cbgen.engine.forward import run_model
 from cbgen.engine.model.attach import HOOK_NAME, attached
-from cbgen.engine.model.probe import run_model
 from cbgen.errors import UsageError
 from tests.helpers.engine import make_request, run_engine, tokens_of
 from tests.helpers.models import (

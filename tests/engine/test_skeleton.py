@@ -11,8 +11,9 @@ import torch
 import transformers
 
 from cbgen.engine import build
-from cbgen.engine.build import attached_engine, plan_engine
+from cbgen.engine.build import build_engine, plan_engine
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
+from cbgen.engine.model.attach import attached
 from cbgen.engine.model.load import load_model, load_skeleton
 from cbgen.engine.model.probe import probe_model
 from cbgen.errors import UsageError
@@ -52,7 +53,8 @@ def test_facts_and_plan_are_those_of_the_loaded_model(save, name):
     # Which format holds the values of a weight exactly is known when they are there.
     assert planned.facts == replace(facts, weight_bytes=planned.facts.weight_bytes)
     assert facts.weight_bytes <= planned.facts.weight_bytes * 1.1  # panels are padded
-    with attached_engine(loaded.model, BATCHING) as built:
+    with attached(loaded.model):
+        built = build_engine(loaded.model, BATCHING)
         assert (planned.plan.cache.num_blocks, planned.plan.max_requests) == (
             built.plan.cache.num_blocks,
             built.plan.max_requests,

@@ -16,11 +16,12 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from cbgen.engine.build import BuiltEngine, build_engine, plan_facts
+from cbgen.engine.build import BuiltEngine, assemble_engine, plan_facts
 from cbgen.engine.config import ContinuousBatchingConfig
 from cbgen.engine.events import EngineObserver
+from cbgen.engine.forward import run_model
 from cbgen.engine.model.attach import attached
-from cbgen.engine.model.probe import probe_model, run_model
+from cbgen.engine.model.probe import probe_model
 from cbgen.engine.plan import resolve
 from cbgen.engine.text.detokenizer import Decoder
 
@@ -233,5 +234,6 @@ def make_engine(
     plan = resolve(ContinuousBatchingConfig(**config), attention, plan_facts(facts))
     plan = replace(plan, first_answer_share=first_answer_share)
     with attached(model):
-        engine = build_engine(partial(run_model, model), plan, facts, observer, tokenizer)
+        forward = partial(run_model, model)
+        engine = assemble_engine(forward, plan, facts.device, observer, tokenizer)
         yield BuiltEngine(engine, plan, facts)

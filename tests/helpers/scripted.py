@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from cbgen.engine.build import build_engine
+from cbgen.engine.build import assemble_engine
 from cbgen.engine.core import Engine
 from cbgen.engine.events import EngineObserver
-from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.sampling.scores import Logits
 from tests.helpers.engine import make_plan, make_shape
 
@@ -68,16 +67,5 @@ def make_scripted_engine(
     plan = make_plan(
         **({"vocab_size": model.vocab_size, "logits_size": model.vocab_size} | changes)
     )
-    facts = ModelFacts(
-        model_type="scripted",
-        layers=(),
-        vocab_size=model.vocab_size,
-        logits_size=model.vocab_size,
-        hidden_size=1,
-        max_context=None,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        weight_bytes=0,
-    )
     shape = make_shape(num_blocks, page_size, max_batch_tokens=plan.max_batch_tokens)
-    return build_engine(model, replace(plan, cache=shape), facts, observer)
+    return assemble_engine(model, replace(plan, cache=shape), torch.device("cpu"), observer)

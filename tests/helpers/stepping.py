@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from cbgen.engine.cache.groups import LayerGroup, group_layers
 from cbgen.engine.cache.shape import CacheShape
+from cbgen.engine.forward import run_model
 from cbgen.engine.model.attach import attached
-from cbgen.engine.model.probe import probe_model, run_model
+from cbgen.engine.model.probe import probe_model
 from cbgen.engine.runner import Runner
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.sampling.scores import Scores

@@ -6,8 +6,9 @@ import pytest
 import transformers
 
 from cbgen.cli.plan import plan_sections
-from cbgen.engine.build import attached_engine
+from cbgen.engine.build import build_engine
 from cbgen.engine.config import ContinuousBatchingConfig
+from cbgen.engine.model.attach import attached
 from cbgen.io.inputs import open_inputs
 from cbgen.job.dry_run import plan_job
 from cbgen.recipe.load import recipe_from_mapping
@@ -165,7 +166,8 @@ def test_the_plan_without_weights_is_that_of_the_run(summary, tiny_model, is_win
     config = ContinuousBatchingConfig(
         page_size=PAGE, max_batch_tokens=BATCH_TOKENS, num_blocks=64, cpu_offload_space=0.001
     )
-    with attached_engine(model, config) as built:
+    with attached(model):
+        built = build_engine(model, config)
         plan = built.plan
     assert planned["cache"] == {
         "blocks": plan.cache.num_blocks,

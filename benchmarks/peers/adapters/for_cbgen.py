@@ -11,8 +11,9 @@ from itertools import count
 
 from job import Job, Request, perform
 
-from cbgen.engine.build import attached_engine
+from cbgen.engine.build import build_engine
 from cbgen.engine.loop import EngineLoop
+from cbgen.engine.model.attach import attached
 from cbgen.engine.model.load import load_model
 from cbgen.engine.request import FinishReason, GenerationOutput
 from cbgen.engine.request import Request as EngineRequest
@@ -33,10 +34,9 @@ class Running:
             }
         )
         loaded = load_model(recipe.model)
-        built = resources.enter_context(
-            attached_engine(
-                loaded.model, recipe.continuous_batching_config, recipe.model.attn_implementation
-            )
+        resources.enter_context(attached(loaded.model))
+        built = build_engine(
+            loaded.model, recipe.continuous_batching_config, recipe.model.attn_implementation
         )
         self._answers: Channel[GenerationOutput] = Channel()
         self._loop = EngineLoop(built.engine, self._answers)

@@ -15,13 +15,13 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cbgen.engine.attention.base import LayerAttention
-from cbgen.engine.attention.context import PagedStep, forward_context, paged_step
+from cbgen.engine.attention.context import PagedStep, forward_context
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
-from cbgen.engine.cpu.decoder import find_decoder, held_screen_bytes
+from cbgen.engine.cpu.decoder import held_screen_bytes
 from cbgen.engine.cpu.linears import packed_bytes
+from cbgen.engine.forward import run_model
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.facts import ModelFacts
-from cbgen.engine.sampling.scores import Logits, Scores
 from cbgen.errors import UsageError
 
 _SEQUENCE = (1, 0, 1)
@@ -122,39 +122,6 @@ def probe_model(model: PreTrainedModel) -> ModelFacts:
         device=device,
         weight_bytes=_weight_bytes(model),
     )
-
-
-def run_model(
-    model: PreTrainedModel,
-    token_ids: torch.Tensor,
-    position_ids: torch.Tensor,
-    logit_indices: torch.Tensor,
-) -> Scores:
-    """Run one packed forward pass; by the C++ kernels, where they have the model's layers.
-
-    The mask of ones keeps transformers from looking for packed sequences in the positions, which
-    costs a device synchronization; the mask function of the hook then drops it.
-
-    Args:
-        model: the attached model.
-        token_ids: [1, T] int64.
-        position_ids: [1, T] int64.
-        logit_indices: [n] int64, the tokens whose logits are wanted.
-
-    Returns:
-        Those of n rows, in the model's dtype.
-    """
-    step, decoder = paged_step(), find_decoder(model)
-    if step is not None and decoder is not None:
-        return decoder.scores(token_ids, position_ids, logit_indices, step)
-    output = model(
-        input_ids=token_ids,
-        position_ids=position_ids,
-        attention_mask=torch.ones_like(token_ids),
-        use_cache=False,
-        logits_to_keep=logit_indices,
-    )
-    return Logits(output.logits[0])
 
 
 def _span(config: PretrainedConfig, layer_index: int, told: int | None) -> AttentionSpan:
