@@ -36,7 +36,6 @@ class RequestSettings:
     """The parameters of each of its answers; they differ in the seed alone."""
     eos_token_ids: frozenset[int]
     """The stop tokens that are ends of sequence; others are reported as the stop reason."""
-    skip_special_tokens: bool
     max_length: int | None
     """Most tokens of prompt and answer together; `for_prompt` makes it a bound of the answer."""
 
@@ -186,7 +185,6 @@ class GenerationSettings:
         return RequestSettings(
             samples=(params,) * count,
             eos_token_ids=eos_token_ids,
-            skip_special_tokens=merged.get("skip_special_tokens", True),
             max_length=merged.get("max_length"),
         )
 

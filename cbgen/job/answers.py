@@ -73,7 +73,8 @@ class AnswerBuilder:
         if self._tokenizer is None:
             return None
         text = self._tokenizer.decode(
-            output.generated_tokens, skip_special_tokens=settings.skip_special_tokens
+            output.generated_tokens,
+            skip_special_tokens=settings.samples[0].skip_special_tokens,
         )
         assert isinstance(text, str), "one list of ids decodes to one string"
         return cut_text(text, output.stop_string)

@@ -13,7 +13,8 @@ from dataclasses import fields
 
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.text.detokenizer import Decoder, IncrementalDetokenizer
+from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.stop_checker import StopChecker
 from cbgen.errors import EngineError, UsageError
 
 _FIELDS = tuple(item.name for item in fields(GenerationOutput))
@@ -37,12 +38,17 @@ class EngineDied(EngineError, RuntimeError):
 
 
 class StreamText:
-    """The text of one stream, cut where its outputs are cut. Thread-safe."""
+    """The text of one stream, cut where its outputs are cut and before a stop string. Thread-safe.
 
-    def __init__(self, request: Request, tokenizer: Decoder, *, skip_special_tokens: bool) -> None:
+    Text in which a stop string may have begun comes with a later output.
+    """
+
+    def __init__(self, request: Request, tokenizer: Decoder) -> None:
         self._token_ids = request.generated_tokens
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=skip_special_tokens
+        self._checker = StopChecker(
+            tokenizer,
+            request.params.stop_strings,
+            skip_special_tokens=request.params.skip_special_tokens,
         )
         self._lock = threading.Lock()
         self._ends: list[int] = []
@@ -61,10 +67,9 @@ class StreamText:
             while len(self._pieces) <= number:
                 place = len(self._pieces)
                 start = self._ends[place - 1] if place else 0
-                text = self._detokenizer.push(self._token_ids[start : self._ends[place]])
-                if self._is_complete and place == len(self._ends) - 1:
-                    text += self._detokenizer.finish()
-                self._pieces.append(text)
+                new = self._token_ids[start : self._ends[place]]
+                is_last = self._is_complete and place == len(self._ends) - 1
+                self._pieces.append(self._checker.push(new, is_last=is_last))
             return self._pieces[number]
 
 

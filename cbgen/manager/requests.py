@@ -58,17 +58,14 @@ def make_samples(
         settings: the settings that requests share.
         tokenizer: for the text of streams.
     """
-    skips_special_tokens = True
     try:
-        resolved = settings.resolve(request_id, set_fields(given.fields))
-        resolved = resolved.for_prompt(len(given.prompt_ids))
+        own = settings.resolve(request_id, set_fields(given.fields))
+        first, *others = own.for_prompt(len(given.prompt_ids)).samples
     except RowError as error:
         failed = Request(request_id, given.prompt_ids, SamplingParams())
         failed.fail(error.code, error.message)
         requests = [failed]
     else:
-        skips_special_tokens = resolved.skip_special_tokens
-        first, *others = resolved.samples
         requests = [Request(request_id, given.prompt_ids, first)]
         for index, params in enumerate(others):
             child_id = f"{request_id}__child#{index}"
@@ -78,9 +75,7 @@ def make_samples(
             request,
             is_streaming=given.streaming,
             has_timestamps=given.record_timestamps,
-            text=None
-            if tokenizer is None
-            else StreamText(request, tokenizer, skip_special_tokens=skips_special_tokens),
+            text=None if tokenizer is None else StreamText(request, tokenizer),
         )
         for request in requests
     ]

@@ -224,6 +224,20 @@ def test_rows_and_batch_lines_share_a_file(recipe):
     assert repeated["error"]["code"] == "duplicate_custom_id"
 
 
+def test_a_stop_string_of_a_batch_line_ends_its_text(recipe):
+    recipe = recipe | {"generation_config": {"max_new_tokens": 40}}
+
+    def choice(**body):
+        (line,) = cbgen.run(recipe, [completion_line("c", **body)])
+        return line["response"]["body"]["choices"][0]
+
+    plain = choice()["text"]
+    stop = plain[9:11]
+    cut = choice(stop=stop)
+    assert (cut["text"], cut["finish_reason"]) == (plain[: plain.index(stop)], "stop")
+    assert choice(stop=[stop, "not there"]) == cut
+
+
 def test_statistics_count_batch_lines(recipe, tmp_path):
     out, statistics = run_file(recipe, tmp_path, input_format="openai")
     assert (statistics.rows_answered, statistics.rows_failed) == (8, 14)

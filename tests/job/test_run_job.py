@@ -65,6 +65,21 @@ def test_a_repetition_penalty_of_recipe_or_row_changes_the_answer(answer_file):
     assert of_row["token_ids"] == of_recipe["token_ids"] != plain["token_ids"]
 
 
+def test_stop_strings_of_recipe_or_row_end_the_answer_and_are_its_stop_reason(answer_file):
+    longer = "generation_config.max_new_tokens=40"
+    ((plain,), _) = answer_file([{"prompt": "word"}], changes=[longer])
+    stop = plain["text"][9:11]
+    begin = plain["text"].index(stop)
+    own = {"prompt": "word", "generation_config": {"stop_strings": [stop, "not there"]}}
+    ((of_row, still_plain), _) = answer_file([own, {"prompt": "word"}], changes=[longer])
+    stops = f"generation_config.stop_strings={json.dumps(stop)}"
+    ((of_recipe,), _) = answer_file([{"prompt": "word"}], changes=[longer, stops])
+    for row in (of_row, of_recipe):
+        assert row["text"] == plain["text"][:begin]
+        assert (row["finish_reason"], row["stop_reason"]) == ("stop", stop)
+    assert still_plain["text"] == plain["text"]
+
+
 def test_order_completion_writes_the_same_rows(answer_file):
     in_order, _ = answer_file(ROWS)
     as_finished, _ = answer_file(ROWS, changes=["output.order=completion"])
