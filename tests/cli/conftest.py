@@ -1,18 +1,16 @@
-"""A tiny model on disk, a recipe for it, and the command line in the test's own process."""
+"""A recipe for the tiny model, and the command line in the test's own process."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cbgen.cli.app import run_cli
 from tests.helpers.commands import jsonl, parse_rows
-from tests.helpers.tiny_checkpoint import save_tiny_checkpoint
 
 MAX_NEW_TOKENS = 6
 
@@ -29,11 +27,6 @@ class Finished:
     def rows(self) -> list[dict[str, Any]]:
         """The rows on stdout."""
         return parse_rows(self.out)
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory) -> Path:
-    return save_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from cbgen.engine.text.detokenizer import IncrementalDetokenizer
-from tests.helpers.tiny_checkpoint import save_tiny_checkpoint
 
 TEXTS = (
     "plain words",
@@ -23,10 +22,8 @@ TEXTS = (
 
 
 @pytest.fixture(scope="module")
-def byte_level(tmp_path_factory):
-    return PreTrainedTokenizerFast.from_pretrained(
-        save_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-    )
+def byte_level(checkpoint):
+    return PreTrainedTokenizerFast.from_pretrained(checkpoint)
 
 
 @pytest.fixture(scope="module")

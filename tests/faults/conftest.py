@@ -1,4 +1,4 @@
-"""A tiny model on disk, an input whose rows take different times, and its undisturbed answers."""
+"""A recipe for the tiny model, an input whose rows take different times, and its right answers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import json
 import pytest
 
 from tests.helpers.commands import Command
-from tests.helpers.tiny_checkpoint import save_tiny_checkpoint
 
 ROWS = 24
 
 
 @pytest.fixture(scope="session")
-def slow_recipe(tmp_path_factory) -> str:
+def slow_recipe(checkpoint, tmp_path_factory) -> str:
     """A recipe that answers four rows at a time, so that a run has many steps."""
-    folder = tmp_path_factory.mktemp("faults")
-    checkpoint = save_tiny_checkpoint(folder / "tiny")
-    path = folder / "recipe.yaml"
+    path = tmp_path_factory.mktemp("faults") / "recipe.yaml"
     path.write_text(
         f"model:\n  path: {checkpoint}\n"
         "prompt:\n  chat: false\n"

@@ -28,9 +28,9 @@ DIALECTS = ("openai", "vllm")
 
 
 @pytest.fixture(scope="module")
-def recipe(tiny_model):
+def recipe(checkpoint):
     return {
-        "model": {"path": str(tiny_model)},
+        "model": {"path": str(checkpoint)},
         "generation_config": {"max_new_tokens": 3},
         "continuous_batching_config": {"page_size": 16, "max_batch_tokens": 64},
     }
@@ -177,10 +177,10 @@ def test_log_probabilities_are_given_to_the_rows_that_want_them(lines):
     assert all(value <= 0 for value in logprobs["completion-ids"]["token_logprobs"])
 
 
-def test_options_of_a_body_reach_the_prompt(lines, tiny_model):
+def test_options_of_a_body_reach_the_prompt(lines, checkpoint):
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     vllm = by_custom_id(lines["vllm"])
 
     def prompt(custom_id):

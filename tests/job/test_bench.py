@@ -13,8 +13,7 @@ from cbgen.engine.request import Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.errors import EngineError, UsageError
 from cbgen.recipe.load import recipe_from_mapping
-from tests.helpers.models import full_logits, make_engine
-from tests.helpers.models import tiny_model as shared_model
+from tests.helpers.models import full_logits, make_engine, tiny_model
 from tests.helpers.tiny_checkpoint import CONTEXT
 
 PROMPT = tuple(range(20, 60))
@@ -46,31 +45,31 @@ def measured(monkeypatch):
 
 
 @pytest.fixture
-def run(tiny_model, measured):
+def run(checkpoint, measured):
     def start(workload: Workload, **sections):
         sections.setdefault("continuous_batching_config", {"num_blocks": 64, "page_size": 16})
-        recipe = recipe_from_mapping({"model": {"path": str(tiny_model)}, **sections})
+        recipe = recipe_from_mapping({"model": {"path": str(checkpoint)}, **sections})
         return run_bench(recipe, lambda vocab_size: workload)
 
     return start
 
 
 def test_outputs_are_the_greedy_tokens_in_request_order_whatever_the_recipe_generates(
-    run, tiny_model
+    run, checkpoint
 ):
     generation = {"max_new_tokens": 1, "do_sample": True, "temperature": 5.0, "stop_token_ids": [3]}
     outputs = run(WORKLOAD, generation_config=generation).outputs
     assert [len(tokens) for tokens in outputs] == [9, 14, 5]
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
     for request, tokens in zip(WORKLOAD.requests, outputs, strict=True):
         logits = full_logits(model, [*request.prompt, *tokens])
         assert logits[len(request.prompt) - 1 : -1].argmax(-1).tolist() == tokens
 
 
-def test_an_answer_goes_on_behind_an_end_of_sequence(run, tiny_model):
+def test_an_answer_goes_on_behind_an_end_of_sequence(run, checkpoint):
     first = run(WORKLOAD).outputs
     first_token = first[1][0]
-    overrides = {"path": str(tiny_model), "config_overrides": {"eos_token_id": first_token}}
+    overrides = {"path": str(checkpoint), "config_overrides": {"eos_token_id": first_token}}
     assert run(WORKLOAD, model=overrides).outputs == first
 
 
@@ -112,7 +111,7 @@ def test_nothing_of_the_warm_up_is_found_in_the_cache(run):
 
 def test_a_preempted_request_is_recorded_each_time_it_runs():
     recorder = StepRecorder()
-    model = shared_model("llama")
+    model = tiny_model("llama")
     config = {"num_blocks": 6, "page_size": 4, "allow_block_sharing": False}
     requests = [
         Request(str(first), [first] * 4, SamplingParams(max_new_tokens=14)) for first in (3, 4)

@@ -24,9 +24,9 @@ ROWS = [{"id": f"r{number}", "prompt": "word " * number} for number in range(1, 
 
 
 @pytest.fixture
-def recipe(tiny_model):
+def recipe(checkpoint):
     return {
-        "model": {"path": str(tiny_model)},
+        "model": {"path": str(checkpoint)},
         "generation_config": {
             "max_new_tokens": 6,
             "temperature": 1.0,

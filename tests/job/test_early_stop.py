@@ -113,7 +113,7 @@ def test_a_wish_before_there_is_a_job_is_passed_on_later():
     assert heard == [2, 0.0]
 
 
-def test_a_run_that_stops_early_says_so_and_keeps_its_journal(tiny_model, tmp_path):
+def test_a_run_that_stops_early_says_so_and_keeps_its_journal(checkpoint, tmp_path):
     from cbgen.io.inputs import open_inputs
     from cbgen.job.options import JobOptions
     from cbgen.job.report.statistics import JobStatistics
@@ -125,7 +125,7 @@ def test_a_run_that_stops_early_says_so_and_keeps_its_journal(tiny_model, tmp_pa
     stop.ask()
     with pytest.raises(StoppedEarly):
         run_job(
-            recipe_from_mapping({"model": {"path": str(tiny_model)}}),
+            recipe_from_mapping({"model": {"path": str(checkpoint)}}),
             JobOptions(inputs=open_inputs([str(source)]), output=str(output)),
             JobStatistics(),
             early_stop=stop,

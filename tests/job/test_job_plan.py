@@ -27,11 +27,11 @@ def windowed_config():
 
 
 @pytest.fixture
-def summary(tiny_model, tmp_path):
+def summary(checkpoint, tmp_path):
     """Plan a run over rows of token ids; `is_windowed` chooses the model."""
 
     def make(lengths=None, *changes: str, is_windowed: bool = False) -> dict:
-        path = tiny_model
+        path = checkpoint
         if is_windowed:
             path = tmp_path / "windowed"
             windowed_config().save_pretrained(path)
@@ -156,13 +156,13 @@ def test_warnings_of_the_plan_are_shown(summary):
 
 
 @pytest.mark.parametrize("is_windowed", [False, True])
-def test_the_plan_without_weights_is_that_of_the_run(summary, tiny_model, is_windowed):
+def test_the_plan_without_weights_is_that_of_the_run(summary, checkpoint, is_windowed):
     changes = ("num_blocks=64", "cpu_offload_space=0.001")
     planned = summary(None, *changes, is_windowed=is_windowed)
     if is_windowed:
         model = random_model(transformers.Gemma3ForCausalLM, windowed_config())
     else:
-        model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model)
+        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     config = ContinuousBatchingConfig(
         page_size=PAGE, max_batch_tokens=BATCH_TOKENS, num_blocks=64, cpu_offload_space=0.001
     )

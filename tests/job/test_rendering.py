@@ -15,9 +15,9 @@ USER, ASSISTANT = "<|user|>", "<|assistant|>"
 
 
 @pytest.fixture
-def tokenizer(tiny_model):
+def tokenizer(checkpoint):
     """A tokenizer that puts BOS before a text, as Llama's does."""
-    loaded = AutoTokenizer.from_pretrained(tiny_model)
+    loaded = AutoTokenizer.from_pretrained(checkpoint)
     loaded.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", loaded.bos_token_id)]
     )

@@ -14,9 +14,9 @@ from cbgen.recipe.load import recipe_from_mapping
 
 
 @pytest.fixture
-def recipe(tiny_model):
+def recipe(checkpoint):
     return {
-        "model": {"path": str(tiny_model)},
+        "model": {"path": str(checkpoint)},
         "generation_config": {"max_new_tokens": 6},
         "continuous_batching_config": {"page_size": 16, "max_batch_tokens": 64},
     }

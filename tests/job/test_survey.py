@@ -14,12 +14,12 @@ from tests.helpers.tiny_checkpoint import CONTEXT, VOCAB_SIZE
 
 
 @pytest.fixture
-def plan(tiny_model, tmp_path):
+def plan(checkpoint, tmp_path):
     """Plan a run over rows of the tiny model, with changes to its recipe."""
 
     def make(rows=None, *changes: str) -> JobPlan:
         recipe = {
-            "model": {"path": str(tiny_model)},
+            "model": {"path": str(checkpoint)},
             "prompt": {"chat": False},
             "generation_config": {"max_new_tokens": 8},
             "continuous_batching_config": {"page_size": 16, "max_batch_tokens": 64},

@@ -9,7 +9,6 @@ import pytest
 
 import cbgen
 from tests.helpers.managers import PATIENCE, scripted_manager
-from tests.helpers.tiny_checkpoint import save_tiny_checkpoint
 
 BOUND_NAMES = (
     "generate_batch",
@@ -31,12 +30,6 @@ def _no_thread_is_left():
     for thread in engines:
         thread.join(5)
     assert not any(thread.is_alive() for thread in engines), "a test left an engine running"
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory) -> str:
-    """Folder of a tiny random model with a byte-level tokenizer."""
-    return str(save_tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def run_example(checkpoint, monkeypatch, capsys):
     """Return a function that runs an example and returns the lines that it printed."""
 
     def run(name: str) -> list[str]:
-        monkeypatch.setattr(sys, "argv", [name, checkpoint])
+        monkeypatch.setattr(sys, "argv", [name, str(checkpoint)])
         runpy.run_path(str(FOLDER / name), run_name="__main__")
         return capsys.readouterr().out.splitlines()
 

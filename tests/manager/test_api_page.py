@@ -37,7 +37,7 @@ def names(checkpoint):
         "model": model,
         "tokenizer": tokenizer,
         "inputs": [tokenizer.encode(text) for text in ("one", "two and two", "three")],
-        "recipe": {"model": {"path": checkpoint}, "generation_config": {"max_new_tokens": 4}},
+        "recipe": {"model": {"path": str(checkpoint)}, "generation_config": {"max_new_tokens": 4}},
     }
 
 

@@ -11,7 +11,7 @@ from cbgen.job import run_rows
 @pytest.fixture
 def recipe(checkpoint):
     return {
-        "model": {"path": checkpoint},
+        "model": {"path": str(checkpoint)},
         "prompt": {"chat": False},
         "generation_config": {"max_new_tokens": 4},
         "continuous_batching_config": {"page_size": 16, "num_blocks": 64},
