@@ -42,11 +42,7 @@ class Preparer:
         renderer: turns prompts into tokens.
         generation: resolves each row's generation settings.
         template: the compiled `prompt.template`.
-        max_context: tokens that prompt and answer may have together, by the model.
-        cache_tokens: tokens that the cache holds; one more may be generated.
-        max_prompt: the recipe's bound of a prompt, if it sets one.
-        truncates: whether longer prompts are cut.
-        shares_prefixes: whether requests with a common prefix shall run side by side.
+        plan: bounds prompt and answer; says whether requests share prefixes.
 
     Attributes:
         renderer: as given.
@@ -59,20 +55,12 @@ class Preparer:
         renderer: Renderer,
         generation: GenerationSettings,
         template: Template | None,
-        max_context: int,
-        cache_tokens: int,
-        max_prompt: int | None,
-        truncates: bool,
-        shares_prefixes: bool,
+        plan: EnginePlan,
     ) -> None:
         self.renderer = renderer
         self.generation = generation
         self._template = template
-        self._max_context = max_context
-        self._max_tokens = min(max_context, cache_tokens + 1)
-        self._max_prompt = max_prompt
-        self._truncates = truncates
-        self._shares_prefixes = shares_prefixes
+        self._plan = plan
 
     def prepare(self, records: Sequence[Record]) -> list[PreparedRow]:
         """Return a prepared row for each record, in order."""
@@ -96,7 +84,7 @@ class Preparer:
         of a row stay together.
         """
         ready = [row for row in rows if row.requests]
-        if self._shares_prefixes:
+        if self._plan.shares_prefixes:
             ready.sort(key=lambda row: row.requests[0].prompt_ids)
         return [request for row in ready for request in row.requests]
 
@@ -130,25 +118,27 @@ class Preparer:
     def _cut(self, prompt_ids: list[int], prompt: Prompt, settings: RequestSettings) -> list[int]:
         rendering = prompt.rendering
         if rendering is None or rendering.truncate_to is None:
-            limit = self._prompt_limit(settings, truncates=self._truncates)
-            return self.renderer.truncate(prompt_ids, limit)
+            truncates = self.renderer.config.truncation != "error"
+            return self.renderer.truncate(prompt_ids, self._prompt_limit(settings, truncates))
         limit = self._prompt_limit(settings, truncates=True)
         if rendering.truncate_to >= 0:
             limit = min(limit, rendering.truncate_to)
         return self.renderer.truncate(prompt_ids, limit, rendering.truncation)
 
-    def _prompt_limit(self, settings: RequestSettings, *, truncates: bool) -> int:
+    def _prompt_limit(self, settings: RequestSettings, truncates: bool) -> int:
         """Return the tokens that a prompt may have.
 
         A prompt that is cut anyway is cut so that the whole answer fits beside it; one that is not
         cut may leave the answer as little as one token, and then ends with `length`.
         """
+        max_prompt = self.renderer.config.max_length
         if not truncates:  # what the cache cannot hold is the engine's to refuse
-            longest = self._max_context - 1
-            return longest if self._max_prompt is None else min(self._max_prompt, longest)
-        if self._max_prompt is not None:
-            return min(self._max_prompt, self._max_tokens - 1)
-        return max(1, self._max_tokens - (settings.samples[0].max_new_tokens or 1))
+            longest = self._plan.max_context - 1
+            return longest if max_prompt is None else min(max_prompt, longest)
+        max_tokens = min(self._plan.max_context, self._plan.cache.max_tokens + 1)
+        if max_prompt is not None:
+            return min(max_prompt, max_tokens - 1)
+        return max(1, max_tokens - (settings.samples[0].max_new_tokens or 1))
 
 
 def make_preparer(
@@ -171,11 +161,7 @@ def make_preparer(
             logprobs_mode=mode,
         ),
         template=template,
-        max_context=plan.max_context,
-        cache_tokens=plan.cache.max_tokens,
-        max_prompt=recipe.prompt.max_length,
-        truncates=recipe.prompt.truncation != "error",
-        shares_prefixes=recipe.continuous_batching_config.allow_block_sharing,
+        plan=plan,
     )
 
 

@@ -51,6 +51,9 @@ _AS_THE_RECIPE_SAYS = Rendering()
 class Renderer:
     """Turns prompts into token ids.
 
+    Attributes:
+        config: the recipe's `prompt` section.
+
     Raises:
         UsageError: the recipe asks for a chat template and there is none.
     """
@@ -58,7 +61,7 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, config: PromptConfig) -> None:
         self._tokenizer = tokenizer
         self.has_tokenizer = tokenizer is not None
-        self._config = config
+        self.config = config
         self._chat_template = _read_template(config.chat_template)
         self._template_text = str(self._chat_template or getattr(tokenizer, "chat_template", ""))
         self._check_template()
@@ -105,7 +108,7 @@ class Renderer:
         excess = len(prompt_ids) - limit
         if excess <= 0:
             return prompt_ids
-        truncation = side or self._config.truncation
+        truncation = side or self.config.truncation
         if truncation == "left":
             return prompt_ids[excess:]
         if truncation == "right":
@@ -126,7 +129,7 @@ class Renderer:
         Raises:
             UsageError: the template has a syntax error, or the recipe gives what is no variable.
         """
-        taken = _OWN_ARGUMENTS & self._config.chat_template_kwargs.keys()
+        taken = _OWN_ARGUMENTS & self.config.chat_template_kwargs.keys()
         if taken:
             names = ", ".join(sorted(taken))
             raise UsageError(f"prompt.chat_template_kwargs: {names} is no variable of a template")
@@ -144,14 +147,14 @@ class Renderer:
 
     def _decide_chat(self) -> bool:
         template = self._chat_template or getattr(self._tokenizer, "chat_template", None)
-        if self._config.chat == "auto":
+        if self.config.chat == "auto":
             return template is not None
-        if self._config.chat and template is None:
+        if self.config.chat and template is None:
             raise UsageError(
                 "prompt.chat is true, and the model has no chat template; give one as "
                 "prompt.chat_template, or set prompt.chat: false"
             )
-        return self._config.chat
+        return self.config.chat
 
     def _render(self, prompt: Prompt) -> tuple[str, bool]:
         """Return a prompt's text and whether the tokenizer shall add its special tokens."""
@@ -162,7 +165,7 @@ class Renderer:
                 type="invalid_request",
             )
         rendering = prompt.rendering or _AS_THE_RECIPE_SAYS
-        setting = self._config.add_special_tokens
+        setting = self.config.add_special_tokens
         if rendering.add_special_tokens is not None:
             setting = rendering.add_special_tokens
         messages = prompt.messages
@@ -178,8 +181,8 @@ class Renderer:
     def _render_chat(self, messages: list[dict[str, Any]], prompt: Prompt) -> str:
         tokenizer = self._tokenizer
         assert tokenizer is not None
-        if self._config.system is not None:
-            messages = [{"role": "system", "content": self._config.system}, *messages]
+        if self.config.system is not None:
+            messages = [{"role": "system", "content": self.config.system}, *messages]
         rendering = prompt.rendering or _continued(messages)
         try:
             text: str = tokenizer.apply_chat_template(
@@ -189,7 +192,7 @@ class Renderer:
                 add_generation_prompt=rendering.add_generation_prompt,
                 continue_final_message=rendering.continue_final_message,
                 tokenize=False,
-                **{**self._config.chat_template_kwargs, **self._variables(rendering)},
+                **{**self.config.chat_template_kwargs, **self._variables(rendering)},
             )
         except _TEMPLATE_ERRORS as error:
             raise RowError(
@@ -232,7 +235,7 @@ class Renderer:
 
     def _is_rendered(self, text: str) -> bool:
         """Whether a plain prompt begins with a special token, as rendered chat does."""
-        return self._config.chat == "auto" and text.startswith(self._special_tokens)
+        return self.config.chat == "auto" and text.startswith(self._special_tokens)
 
     def _encode(
         self, texts: list[str], adds_special_tokens: bool

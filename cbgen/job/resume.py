@@ -34,7 +34,7 @@ def parse_retry(text: str) -> frozenset[str]:
     for kind in kinds:
         if kind not in FINISH_REASONS:
             raise UsageError(
-                f"--retry {text}: {kind!r} is no way for a row to end; known are "
+                f"--retry {text}: {kind!r} is no finish reason of a row; known are "
                 f"{', '.join(FINISH_REASONS)}"
             )
     return frozenset(kinds)

@@ -76,7 +76,7 @@ def test_retry_length_under_a_longer_limit_redoes_what_was_cut_off(cbgen, recipe
     [
         (["--resume", "--overwrite"], "give one"),
         (["--retry", "error", "--overwrite"], "give one"),
-        (["--retry", "errors"], "'errors' is no way for a row to end"),
+        (["--retry", "errors"], "'errors' is no finish reason of a row"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(cbgen, recipe, rows_file, out, options, message):

@@ -19,6 +19,7 @@ from cbgen.job.preparer import Preparer
 from cbgen.job.rendering import Renderer
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.recipe.schema import PromptConfig
+from tests.helpers.engine import make_plan
 
 EOS = 2
 
@@ -101,11 +102,7 @@ def make_stub_job(
             logprobs=None,
         ),
         template=None,
-        max_context=100,
-        cache_tokens=1000,
-        max_prompt=None,
-        truncates=False,
-        shares_prefixes=shares_prefixes,
+        plan=make_plan(max_context=100, shares_prefixes=shares_prefixes),
     )
     job = BatchJob(
         preparer=preparer,

@@ -14,6 +14,9 @@ from cbgen.job.report.statistics import JobStatistics
 Samples = Mapping[str, float]
 """Values by label, such as `result="failed"`; the empty text where there is no label."""
 
+Family = tuple[str, str, Samples]
+"""A metric: name, help text and samples."""
+
 
 def metrics_text(statistics: JobStatistics, output: str, exit_code: int | None) -> str:
     """Return the content of a metrics file.
@@ -23,10 +26,10 @@ def metrics_text(statistics: JobStatistics, output: str, exit_code: int | None) 
         output: path of the rows, for the label.
         exit_code: None while the job runs.
     """
-    families = [*_counters(statistics), *_gauges(statistics, exit_code)]
     label = f'output="{_escape(output)}"'
     lines = []
-    for name, kind, text, samples in families:
+    for name, text, samples in (*_counters(statistics), *_gauges(statistics, exit_code)):
+        kind = "counter" if name.endswith("_total") else "gauge"
         lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
         for own, value in samples.items():
             labels = f"{label},{own}" if own else label
@@ -34,9 +37,9 @@ def metrics_text(statistics: JobStatistics, output: str, exit_code: int | None) 
     return "\n".join(lines) + "\n"
 
 
-def _counters(statistics: JobStatistics) -> list[tuple[str, str, str, Samples]]:
+def _counters(statistics: JobStatistics) -> list[Family]:
     engine = statistics.engine
-    families: list[tuple[str, str, Samples]] = [
+    families: list[Family] = [
         ("rows_read", "Rows taken from the input.", {"": statistics.rows_read}),
         (
             "rows_done",
@@ -69,14 +72,12 @@ def _counters(statistics: JobStatistics) -> list[tuple[str, str, str, Samples]]:
         ("preemptions", "Requests that lost their blocks to others.", {"": engine.num_preemptions}),
         ("evictions", "Cached blocks dropped to make room.", {"": engine.num_evictions}),
     ]
-    return [(f"cbgen_{name}_total", "counter", text, samples) for name, text, samples in families]
+    return [(f"cbgen_{name}_total", text, samples) for name, text, samples in families]
 
 
-def _gauges(
-    statistics: JobStatistics, exit_code: int | None
-) -> list[tuple[str, str, str, Samples]]:
+def _gauges(statistics: JobStatistics, exit_code: int | None) -> list[Family]:
     engine = statistics.engine
-    families: list[tuple[str, str, Samples]] = [
+    families: list[Family] = [
         (
             "requests",
             "Requests in the engine.",
@@ -101,7 +102,7 @@ def _gauges(
     ]
     if exit_code is not None:
         families.append(("exit_code", "How the run ended.", {"": exit_code}))
-    return [(f"cbgen_{name}", "gauge", text, samples) for name, text, samples in families]
+    return [(f"cbgen_{name}", text, samples) for name, text, samples in families]
 
 
 def _by(label: str, counts: Mapping[str, int]) -> Samples:
