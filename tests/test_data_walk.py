@@ -5,8 +5,8 @@
 Every call of a function of cbgen is looked at while one row is answered. A module is on the walk if
 one of its functions
 
-- is given the ids themselves: a list, tuple, array or tensor of exactly them (the table names the
-  parameter), or
+- is given the ids themselves: a list, tuple, array or tensor of exactly them (the table names
+  function and parameter), or
 - is given an object from which it can read them by the attributes and keys that its code names (the
   table names the holder, such as `Request.prompt_ids`).
 
@@ -35,12 +35,8 @@ from tests.helpers.tiny_checkpoint import save_tiny_checkpoint
 
 PROMPT = [51, 17, 94, 33, 76, 28, 65]
 MAX_PROMPT_MODULES = 20
-ANY_IDS = {
-    "cbgen.engine.cache.prefix": "token_ids",
-    "cbgen.engine.cpu.native": "rows",
-    "cbgen.io.prompt_shapes": "value",
-}
-"""Functions for any ids, rows of a table or values, and what they call them."""
+ANY_IDS = {"check_token_ids(value)", "pack_tokens(token_ids)", "unpack_rows(rows)"}
+"""Functions for any ids, values or rows of a table, which name them so."""
 MAX_DEPTH = 4
 MAX_ITEMS = 8
 
@@ -51,18 +47,18 @@ class Walk:
 
     ids: list[int]
     parameters: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """By module: parameters that were the ids."""
+    """By module: functions with the parameters that were the ids."""
     holders: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """By module: attributes and keys by which a function could read the ids."""
     carriers: set[str] = field(default_factory=set)
     """Modules that were given an object with the ids."""
 
-    def look(self, module: str, name: str, value: object, words: frozenset[str]) -> None:
-        """Note an argument of a function whose code names `words`, if it leads to the ids."""
+    def look(self, module: str, code: CodeType, name: str, value: object) -> None:
+        """Note an argument of a function if it is the ids, or leads to them."""
         if self.is_ids(value):
-            self.parameters[module].add(name)
+            self.parameters[module].add(f"{code.co_name}({name})")
             return
-        held = set(self.found(value, words, MAX_DEPTH))
+        held = set(self.found(value, words_of(code), MAX_DEPTH))
         self.holders[module] |= held
         if not held and any(self.found(value, attributes_of(value), 1)):
             self.carriers.add(module)
@@ -99,14 +95,11 @@ class Walk:
     @property
     def names(self) -> set[str]:
         """All names that the ids had, but for functions of any ids and keys of rows."""
-        names = {
-            name
-            for module, given in self.parameters.items()
-            for name in given
-            if ANY_IDS.get(module) != name
+        given = set().union(*self.parameters.values()) - ANY_IDS
+        held = {name for name in set().union(*self.holders.values()) if not name.startswith("[")}
+        return {name.removesuffix(")").rpartition("(")[2] for name in given} | {
+            name.rpartition(".")[2] for name in held
         }
-        held = set().union(*self.holders.values())
-        return names | {name.rpartition(".")[2] for name in held if not name.startswith("[")}
 
     def lines(self) -> list[str]:
         """Return the walk as rows of a table: module, parameters, holders."""
@@ -130,7 +123,9 @@ def attributes_of(value: object) -> frozenset[str]:
     if not type(value).__module__.startswith("cbgen."):
         return frozenset()
     slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
-    return frozenset(getattr(value, "__dict__", ())).union(getattr(value, "_fields", ()), *slots)
+    return frozenset(getattr(value, "__dict__", ())).union(
+        getattr(type(value), "_fields", ()), *slots
+    )
 
 
 @cache
@@ -160,7 +155,7 @@ def watched(*walks: Walk) -> Iterator[None]:
         count = code.co_argcount + code.co_kwonlyargcount
         for name in code.co_varnames[:count]:
             for walk in walks:
-                walk.look(module, name, frame.f_locals.get(name), words_of(code))
+                walk.look(module, code, name, frame.f_locals.get(name))
 
     threading.setprofile(profile)
     sys.setprofile(profile)
@@ -197,8 +192,8 @@ def test_the_ids_of_a_prompt_pass_few_modules(walks):
 
 
 def test_the_ids_of_a_prompt_have_one_name(walks):
-    assert walks[0].names == {"prompt_ids", "prompt_token_ids", "token_ids"}
+    assert walks[0].names == {"prompt_ids"}
 
 
 def test_the_tokens_of_an_answer_have_one_name(walks):
-    assert walks[1].names == {"generated_tokens", "token_ids"}
+    assert walks[1].names == {"generated_tokens"}

@@ -129,7 +129,7 @@ def parse_prompt(record: Record, *, template: Template | None) -> Prompt:
         )
     return Prompt(
         kind="token_ids",
-        token_ids=check_token_ids(form, value),
+        prompt_ids=check_token_ids(form, value),
         generation_config=generation_config,
     )
 

@@ -31,7 +31,7 @@ class Sample:
     """None for a model without a tokenizer."""
     finish_reason: str
     stop_reason: str | int | None = None
-    token_ids: Sequence[int]
+    generated_tokens: Sequence[int]
     logprobs: dict[str, Any] | None = None
     """As `logprobs_object` builds it."""
 
@@ -47,7 +47,7 @@ class Answer:
     @property
     def completion_tokens(self) -> int:
         """Tokens of all samples."""
-        return sum(len(sample.token_ids) for sample in self.samples)
+        return sum(len(sample.generated_tokens) for sample in self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ FIELDS = (
     OutputField(
         name="token_ids",
         type=ListType("int"),
-        value=lambda _, sample: list(sample.token_ids),
+        value=lambda _, sample: list(sample.generated_tokens),
         is_token_ids=True,
     ),
 )

@@ -66,7 +66,7 @@ class AnswerBuilder:
             finish_reason=output.finish_reason.value,
             stop_reason=_stop_reason(output, settings),
             logprobs=self._logprobs(output) if settings.samples[0].logprobs is not None else None,
-            token_ids=output.generated_tokens,
+            generated_tokens=output.generated_tokens,
         )
 
     def _text(self, output: GenerationOutput, settings: RequestSettings) -> str | None:

@@ -80,8 +80,8 @@ class Renderer:
         texts: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
         for place, prompt in enumerate(prompts):
             results.append([])
-            if prompt.token_ids is not None:
-                results[place] = prompt.token_ids
+            if prompt.prompt_ids is not None:
+                results[place] = prompt.prompt_ids
                 continue
             try:
                 text, adds_special_tokens = self._render(prompt)

@@ -38,7 +38,7 @@ def run(data: bytes, path, seed: int = 0) -> list[dict]:
         for record in records:
             try:
                 text = parse_prompt(record, template=None).text
-                sample = Sample(text=text, finish_reason="stop", token_ids=[2])
+                sample = Sample(text=text, finish_reason="stop", generated_tokens=[2])
                 row = output.answer(record, Answer([1], [sample]))
             except RowError as error:
                 row = output.failure(record, error)

@@ -173,7 +173,7 @@ def test_a_completion_of_text_is_never_sent_as_chat(prompt):
 @pytest.mark.parametrize("prompt", [[1, 2], [[1, 2]]])
 def test_a_completion_may_have_token_ids(prompt):
     parsed = parse(completion_line(prompt=prompt))
-    assert (parsed.kind, parsed.token_ids) == ("token_ids", [1, 2])
+    assert (parsed.kind, parsed.prompt_ids) == ("token_ids", [1, 2])
 
 
 @pytest.mark.parametrize("make", [chat_line, completion_line])

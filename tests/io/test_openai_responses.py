@@ -16,8 +16,8 @@ from tests.helpers.records import error_of, make_record, read_bytes
 
 RUN = BatchRun(seed=0, model="org/model", token_ids=False)
 LINES = {"openai": OpenAILines(RUN), "vllm": VllmLines(RUN)}
-SO = Sample(text="So.", finish_reason="stop", stop_reason=9, token_ids=[8, 9])
-OR = Sample(text="Or", finish_reason="length", token_ids=[7])
+SO = Sample(text="So.", finish_reason="stop", stop_reason=9, generated_tokens=[8, 9])
+OR = Sample(text="Or", finish_reason="length", generated_tokens=[7])
 ANSWER = Answer([1, 2, 3], [SO])
 SAMPLES = Answer([1, 2, 3], [SO, OR])
 REFUSAL = BodyError("unsupported_value", "n = 2 is not supported", param="n")
@@ -45,7 +45,7 @@ def with_logprobs(*logprobs):
     sample = Sample(
         text="ab",
         finish_reason="length",
-        token_ids=[5, 6],
+        generated_tokens=[5, 6],
         logprobs=logprobs_object(tokens=["a", "é"], token_ids=[5, 6], logprobs=logprobs),
     )
     return Answer([1], [sample])

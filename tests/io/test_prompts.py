@@ -37,7 +37,7 @@ def test_messages_are_taken_with_their_tools():
 
 @pytest.mark.parametrize("name", ["prompt_token_ids", "input_ids"])
 def test_token_ids_go_by_two_names(name):
-    assert parse({name: [0, 5, 7]}) == Prompt(kind="token_ids", token_ids=[0, 5, 7])
+    assert parse({name: [0, 5, 7]}) == Prompt(kind="token_ids", prompt_ids=[0, 5, 7])
 
 
 def test_a_template_makes_the_prompt_from_the_columns():

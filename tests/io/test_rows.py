@@ -11,8 +11,8 @@ from cbgen.io.rows import OUTPUT_FIELDS, Answer, OutputRows, Sample, logprobs_ob
 from tests.helpers.records import error_of, make_record, read_bytes
 
 PROMPT_IDS = list(range(12))
-SO = Sample(text="So.", finish_reason="stop", stop_reason="\n", token_ids=[1] * 8)
-OR = Sample(text="Or", finish_reason="length", token_ids=[2, 3])
+SO = Sample(text="So.", finish_reason="stop", stop_reason="\n", generated_tokens=[1] * 8)
+OR = Sample(text="Or", finish_reason="length", generated_tokens=[2, 3])
 ANSWER = Answer(PROMPT_IDS, [SO])
 FIELDS_AFTER_COLUMNS = ["text", "finish_reason", "stop_reason", "usage", "logprobs", "error"]
 
@@ -44,7 +44,9 @@ def test_several_samples_stand_in_choices_in_place_of_the_flat_fields():
 
 
 def test_each_choice_has_its_token_ids_and_the_row_those_of_the_prompt():
-    samples = [Sample(text="a", finish_reason="stop", token_ids=[number]) for number in (4, 5)]
+    samples = [
+        Sample(text="a", finish_reason="stop", generated_tokens=[number]) for number in (4, 5)
+    ]
     row = OutputRows(token_ids=True).answer(make_record(), Answer([3], samples))
     assert [choice["token_ids"] for choice in row["choices"]] == [[4], [5]]
     assert row["prompt_token_ids"] == [3]
@@ -81,7 +83,7 @@ def test_every_input_line_gets_one_valid_row_even_if_all_fail():
 
 
 def test_token_ids_are_written_where_they_are_asked_for():
-    sample = Sample(text="a", finish_reason="length", token_ids=[4, 5])
+    sample = Sample(text="a", finish_reason="length", generated_tokens=[4, 5])
     row = OutputRows(token_ids=True).answer(make_record(), Answer((3,), [sample]))
     assert (row["token_ids"], row["prompt_token_ids"]) == ([4, 5], [3])
     assert list(row)[-1] == "error"

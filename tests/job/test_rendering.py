@@ -224,14 +224,14 @@ def test_messages_that_the_template_refuses_fail_alone(tokenizer):
 
 
 def test_token_ids_pass_as_they_are(tokenizer):
-    prompt = Prompt(kind="token_ids", token_ids=[5, 6])
+    prompt = Prompt(kind="token_ids", prompt_ids=[5, 6])
     assert Renderer(tokenizer, PromptConfig()).prompt_ids([prompt]) == [[5, 6]]
 
 
 def test_a_group_keeps_its_order(tokenizer):
     prompts = [
         plain("one"),
-        Prompt(kind="token_ids", token_ids=[9]),
+        Prompt(kind="token_ids", prompt_ids=[9]),
         chat(("user", "two")),
         plain("<s>three"),
     ]

@@ -145,13 +145,13 @@ def _completion(body: Mapping[str, Any], read: BodyValues) -> Prompt:
             rendering=rendering,
         )
     try:
-        token_ids = check_token_ids("prompt", prompt)
+        prompt_ids = check_token_ids("prompt", prompt)
     except RowError as error:
         message = f"prompt must be a string or a list of token ids: {error.message}"
         raise BodyError("invalid_type", message, param="prompt") from error
     return Prompt(
         kind="token_ids",
-        token_ids=token_ids,
+        prompt_ids=prompt_ids,
         generation_config=read.settings,
         logprobs=logprobs,
         rendering=rendering,

@@ -225,7 +225,7 @@ class Completion:
 
     def token_ids(self, sample: Sample) -> list[int] | None:
         """Return the ids of a sample, None where they are not wanted."""
-        return list(sample.token_ids) if self.wants_ids else None
+        return list(sample.generated_tokens) if self.wants_ids else None
 
     def logprobs(self, sample: Sample) -> dict[str, Any] | None:
         """Return the log-probabilities of a sample in the form of the endpoint."""
