@@ -48,7 +48,13 @@ def build(model: PreTrainedModel, setup: EngineSetup) -> BuiltEngine:
         UsageError: the model does not obey the hook, or what was asked does not fit the machine.
     """
     with borrowed(model):
-        return build_engine(model, setup.config, setup.attn_implementation, hints=setup.hints)
+        return build_engine(
+            model,
+            setup.config,
+            setup.attn_implementation,
+            tokenizer=setup.tokenizer,
+            hints=setup.hints,
+        )
 
 
 class BackgroundEngine:
@@ -114,6 +120,8 @@ class BackgroundEngine:
             if names:
                 self.built = None
             self._setup = setup
+            if self.built is not None:
+                self.built.engine.set_tokenizer(setup.tokenizer)
 
     def warmup(self) -> None:
         """Build the engine, if there is none.

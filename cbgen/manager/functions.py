@@ -59,7 +59,7 @@ def init_continuous_batching(
         continuous_batching_config: settings of the engine: cbgen's class, transformers' or a
             mapping.
         workload_hints: WorkloadHints, cbgen's or transformers'.
-        tokenizer: for `text_delta` of streamed outputs.
+        tokenizer: for `text_delta` of streamed outputs, and for `stop_strings`.
         logprobs_mode: which log-probabilities `return_logprobs` gives: of the model's own
             distribution, or after temperature and filters.
 
@@ -69,7 +69,9 @@ def init_continuous_batching(
     check_model(model)
     if logprobs_mode not in get_args(LogprobsMode):
         raise UsageError(f"logprobs_mode must be raw or processed, got {logprobs_mode!r}")
-    setup = engine_setup(model, continuous_batching_config, generation_config, workload_hints)
+    setup = engine_setup(
+        model, continuous_batching_config, generation_config, workload_hints, tokenizer
+    )
     config = setup.config
     try:
         seed = run_seed(setting(generation_config, "seed"), config.seed)
@@ -84,9 +86,9 @@ def init_continuous_batching(
     )
     kept = kept_manager(model)
     if kept is not None:
-        kept.reconfigure(setup, settings, tokenizer)
+        kept.reconfigure(setup, settings)
         return kept
-    return ContinuousBatchingManager(model, setup, settings, tokenizer)
+    return ContinuousBatchingManager(model, setup, settings)
 
 
 @contextmanager
