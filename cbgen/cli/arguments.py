@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
+from cbgen.io.openai.requests import InputFormat
 
-class Order(StrEnum):
-    """Values of --order."""
-
-    INPUT = "input"
-    COMPLETION = "completion"
-
-
-class Format(StrEnum):
-    """Values of --format."""
-
-    AUTO = "auto"
-    CBGEN = "cbgen"
-    OPENAI = "openai"
-    VLLM = "vllm"
-
-
-RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe, a YAML file.")]
+RecipePath = Annotated[str, Argument(metavar="RECIPE", help="Recipe, a YAML file.")]
 InputPaths = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--input",
         "-i",
         show_default=False,
@@ -38,7 +22,7 @@ InputPaths = Annotated[
 ]
 PlannedPaths = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--input",
         "-i",
         show_default=False,
@@ -48,7 +32,7 @@ PlannedPaths = Annotated[
 ]
 OutputPath = Annotated[
     str,
-    typer.Option(
+    Option(
         "--output",
         "-o",
         show_default=False,
@@ -58,50 +42,47 @@ OutputPath = Annotated[
 ]
 SetValues = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set section.key of the recipe; repeatable."),
+    Option("--set", metavar="KEY=VALUE", help="Set section.key of the recipe; repeatable."),
 ]
-Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, metavar="N", help="Take the first N rows.")
-]
+Limit = Annotated[int | None, Option("--limit", min=1, metavar="N", help="Take the first N rows.")]
 ShardOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--shard",
         metavar="I/N",
         help="Take every Nth row from row I on (I from 0); cbgen merge joins the outputs.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with an existing output, or begin one.")
-]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace an existing output.")]
+Resume = Annotated[bool, Option("--resume", help="Go on with an existing output, or begin one.")]
 ResumeAny = Annotated[
-    bool, typer.Option("--resume-any", help="As --resume, even if recipe or input have changed.")
+    bool, Option("--resume-any", help="As --resume, even if recipe or input have changed.")
 ]
 Retry = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--retry",
         metavar="KINDS",
         help="As --resume, and redo rows that ended with error, length, stop or cancelled.",
     ),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")]
+Strict = Annotated[bool, Option("--strict", help="Stop at the first bad row.")]
 OrderOption = Annotated[
-    Order | None, typer.Option("--order", help="Answers in input order, or as they finish.")
+    Literal["input", "completion"] | None,
+    Option("--order", help="Answers in input order, or as they finish."),
 ]
 FormatOption = Annotated[
-    Format,
-    typer.Option(
+    InputFormat,
+    Option(
         "--format",
         help="Form of the rows: auto tells it row by row; openai and vllm are lines of an OpenAI "
         "Batch or a vLLM run-batch file, answered in that form.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only errors.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show only errors.")]
 TimeLimit = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--time-limit",
         metavar="TIME",
         help="End within this time, with exit code 4: 90s, 15m, 3h50m, 1-02:03:04.",
@@ -109,19 +90,17 @@ TimeLimit = Annotated[
 ]
 RequeueSignal = Annotated[
     str | None,
-    typer.Option(
-        "--requeue-signal", metavar="NAME", help="End on this signal, with exit code 4: USR1."
-    ),
+    Option("--requeue-signal", metavar="NAME", help="End on this signal, with exit code 4: USR1."),
 ]
 StatsPath = Annotated[
     str | None,
-    typer.Option("--stats", metavar="FILE.json", help="Write counts, rates and settings there."),
+    Option("--stats", metavar="FILE.json", help="Write counts, rates and settings there."),
 ]
 MetricsPath = Annotated[
     str | None,
-    typer.Option("--metrics", metavar="FILE.prom", help="Write Prometheus metrics there."),
+    Option("--metrics", metavar="FILE.prom", help="Write Prometheus metrics there."),
 ]
 TracePath = Annotated[
     str | None,
-    typer.Option("--trace", metavar="FILE.json", help="Write a timeline there (Perfetto)."),
+    Option("--trace", metavar="FILE.json", help="Write a timeline there (Perfetto)."),
 ]

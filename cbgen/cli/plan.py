@@ -39,7 +39,7 @@ def plan_command(
     set_values: arguments.SetValues = None,
     limit: arguments.Limit = None,
     shard: arguments.ShardOption = None,
-    input_format: arguments.FormatOption = arguments.Format.AUTO,
+    input_format: arguments.FormatOption = "auto",
     quiet: arguments.Quiet = False,
 ) -> None:
     """Check rows and show what a run would do; no weights are loaded.
@@ -60,7 +60,7 @@ def plan_command(
     take_over_library_logs()
     waits = console.can_redraw and not quiet
     with console.rich.status("reading config and rows") if waits else nullcontext():
-        plan = plan_job(checked, inputs, input_format.value)
+        plan = plan_job(checked, inputs, input_format)
     for line in settings_lines(plan.settings):
         console.line(line, style="dim")
     show_plan(console, plan.summary)

@@ -37,7 +37,7 @@ def run_command(
     set_values: arguments.SetValues = None,
     limit: arguments.Limit = None,
     shard: arguments.ShardOption = None,
-    input_format: arguments.FormatOption = arguments.Format.AUTO,
+    input_format: arguments.FormatOption = "auto",
     overwrite: arguments.Overwrite = False,
     resume: arguments.Resume = False,
     resume_any: arguments.ResumeAny = False,
@@ -73,7 +73,7 @@ def run_command(
         resume_any=resume_any,
         version=__version__,
         retry=frozenset() if retry is None else parse_retry(retry),
-        input_format=input_format.value,
+        input_format=input_format,
         strict=strict,
     )
     stopper = Stopper(
