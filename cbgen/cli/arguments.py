@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from cbgen.io.openai.requests import InputFormat
+from cbgen.io.dialects import InputFormat
 
 RecipePath = Annotated[str, Argument(metavar="RECIPE", help="Recipe, a YAML file.")]
 InputPaths = Annotated[
