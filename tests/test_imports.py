@@ -32,7 +32,7 @@ MAY_IMPORT = {
 """What each part may import beside itself; "cbgen" is the package's own `__init__`."""
 
 ENGINE_LEVELS = (
-    ("config", "sampling.params", "cache.groups", "text"),
+    ("attention.backends", "config", "sampling.params", "cache.groups", "text"),
     ("step", "cache.shape", "sizing", "plan", "request", "events"),
     ("cpu.native",),
     ("cache", "batch", "storage", "memory", "model", "cpu", "attention", "sampling", "forward"),
@@ -49,6 +49,7 @@ WITHOUT_TORCH = (
     "cbgen.recipe",
     "cbgen.io",
     "cbgen.engine.config",
+    "cbgen.engine.attention.backends",
     "cbgen.engine.plan",
     "cbgen.engine.sizing",
     "cbgen.engine.step",

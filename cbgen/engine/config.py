@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from cbgen.engine.attention.backends import ALIASES, BACKENDS
 from cbgen.engine.sampling.params import MAX_SEED
 from cbgen.errors import UsageError
 
-ATTENTION_BACKENDS = ("auto", "cpu", "sdpa", "eager", "paged|eager")
+ATTENTION_BACKENDS = ("auto", *BACKENDS, *ALIASES)
 """Attention implementations that a recipe may name."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

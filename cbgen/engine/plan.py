@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cbgen.engine.attention.backends import ALIASES, BACKENDS, backend_class
 from cbgen.engine.cache.groups import LayerGroup, group_layers
 from cbgen.engine.cache.shape import NO_LAYERS, CacheShape, largest
 from cbgen.engine.config import ContinuousBatchingConfig, WorkloadHints
@@ -325,32 +326,24 @@ class _Sizes:
 
 
 def _attention(name: str, facts: PlanFacts) -> tuple[str, str]:
-    needs = [
-        need
-        for need, wanted in (
-            ("softcap", any(layer.has_softcap for layer in facts.layers)),
-            ("sinks", any(layer.has_sinks for layer in facts.layers)),
-        )
-        if wanted
-    ]
-    if name in ("eager", "paged|eager"):
-        return "eager", "given"
-    missing = facts.missing_kernels
-    if facts.device_type != "cpu":
-        missing = f"the model is on {facts.device_type}"
-    if name == "cpu" and missing is not None:
-        raise UsageError(f"model.attn_implementation is 'cpu', and {missing}; or use auto")
-    if name in ("auto", "cpu") and missing is None:
-        kernels = f"the kernels for this CPU, {facts.instruction_set}"
-        return "cpu", f"given; {kernels}" if name == "cpu" else kernels
-    if not needs:
-        return "sdpa", "given" if name == "sdpa" else missing or "the best backend that is there"
-    if name == "sdpa":
-        raise UsageError(
-            f"model.attn_implementation is 'sdpa', and the model's attention has "
-            f"{' and '.join(needs)}, which sdpa cannot compute; use eager or auto"
-        )
-    return "eager", f"the model's attention has {' and '.join(needs)}"
+    """Return the attention backend and why: the one that was named, or the best that serves."""
+    if name != "auto":
+        name = ALIASES.get(name, name)
+        refusal = backend_class(name).refusal(facts)
+        if refusal is not None:
+            raise UsageError(
+                f"model.attn_implementation is {name!r}, and {refusal.reason}{refusal.remedy}"
+            )
+        advantage = backend_class(name).advantage(facts)
+        return name, "given" if advantage is None else f"given; {advantage}"
+    reason = "the best backend that is there"
+    for candidate in BACKENDS:
+        backend = backend_class(candidate)
+        refusal = backend.refusal(facts)
+        if refusal is None:
+            return candidate, backend.advantage(facts) or reason
+        reason = refusal.reason  # of the last better one
+    raise UsageError(f"no attention backend serves the model: {reason}")
 
 
 def _context(facts: PlanFacts) -> tuple[int, str]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cbgen.engine.attention import make_backend
+from cbgen.engine.attention.backends import backend_class
+from cbgen.engine.attention.base import AttentionBackend
 from cbgen.engine.attention.context import PagedLayers, PagedStep, forward_context
 from cbgen.engine.batch import Rows
 from cbgen.engine.forward import StepContext
@@ -55,7 +56,7 @@ class Runner:
         """
         self.storage = KVStorage(plan.cache, device)
         self._forward = forward
-        self._backend = make_backend(plan.attn_implementation)
+        self._backend: AttentionBackend = backend_class(plan.attn_implementation)()
         self._rows = Rows(
             plan.cache, plan.max_requests, table_blocks=plan.table_blocks, device=device
         )
@@ -89,7 +90,7 @@ class Runner:
             inputs.position_ids[0],
             PagedStep(self._layers, inputs.attention),
             self._backend,
-            fuses_layers=self._backend.capabilities.serves_decoder,
+            fuses_layers=self._backend.serves_decoder,
         )
         with forward_context(context):
             scores = self._forward(inputs.token_ids, inputs.position_ids, inputs.logit_indices)

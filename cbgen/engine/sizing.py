@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from cbgen.engine.attention.backends import backend_class
 from cbgen.engine.cache.groups import LayerFacts
 from cbgen.engine.cache.shape import CacheShape
 
@@ -49,6 +50,53 @@ class PlanFacts:
     """Which one the kernels use; None without them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an attention backend cannot serve a model on a machine."""
+
+    reason: str
+    remedy: str
+    """What a user who asked for it reads behind the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSizes:
+    """One layer's attention in the costliest step: one request has all its queries."""
+
+    device_type: str
+    layer: LayerFacts
+    itemsize: int
+    """Bytes of one element of a key or value."""
+    num_queries: int
+    num_keys: int
+
+    @property
+    def head_dims(self) -> int:
+        """Elements of a key and a value."""
+        return self.layer.key_dim + self.layer.value_dim
+
+    @property
+    def num_pairs(self) -> int:
+        """Queries and keys of the step that may meet."""
+        return min(self.num_queries, self.num_keys) * self.num_keys
+
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of masks, one for each query and key; they are kept for all requests."""
+        return self.num_queries * self.num_keys
+
+    @property
+    def score_bytes(self) -> int:
+        """Bytes of scores where attention by request computes them all."""
+        num_heads = self.layer.num_heads
+        num_scores = max(self.num_keys * num_heads, min(self.num_pairs * num_heads, MOST_SCORES))
+        return num_scores * _SCORE_BYTES
+
+    def gathered_bytes(self, num_heads: int) -> int:
+        """Return the bytes of all keys and values, copied for so many heads."""
+        return self.num_keys * num_heads * self.head_dims * self.itemsize
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryNeeds:
     """The bytes that an engine takes, by its sizes."""
@@ -76,8 +124,9 @@ class MemoryNeeds:
         That is a step that runs the end of the longest prompt that so many blocks can store.
         """
         longest = self._longest_request(num_blocks)
+        backend = backend_class(self.backend)
         attention = (
-            _attention_bytes(self, layer, max_batch_tokens, longest)
+            backend.step_bytes(self._attention_sizes(layer, max_batch_tokens, longest))
             for layer in self._kinds_of_layers
         )
         activations = max_batch_tokens * self.facts.hidden_size * _HIDDEN_BYTES
@@ -102,6 +151,20 @@ class MemoryNeeds:
     def _kinds_of_layers(self) -> tuple[LayerFacts, ...]:
         return tuple({replace(layer, index=0) for layer in self.facts.layers})
 
+    def _attention_sizes(
+        self, layer: LayerFacts, num_queries: int, longest_request: int
+    ) -> AttentionSizes:
+        reach, num_keys = layer.span.reach, longest_request
+        if reach is not None:
+            num_keys = min(num_keys, reach - 1 + num_queries)
+        return AttentionSizes(
+            device_type=self.facts.device_type,
+            layer=layer,
+            itemsize=self.cache.itemsize,
+            num_queries=num_queries,
+            num_keys=num_keys,
+        )
+
     def _longest_request(self, num_blocks: int) -> int:
         """Return a bound of the tokens of one request that grows with the blocks."""
         num_full = sum(span.is_full for span in self.cache.spans)
@@ -109,37 +172,3 @@ class MemoryNeeds:
             return self.max_context
         pages = num_blocks * len(self.cache.groups) // num_full
         return min(self.max_context, self.cache.page_start(pages))
-
-
-def _attention_bytes(
-    needs: MemoryNeeds, layer: LayerFacts, num_queries: int, longest_request: int
-) -> int:
-    """Return the bytes for one layer: gathered keys and values, masks, and scores if need be."""
-    backend, itemsize, reach = needs.backend, needs.cache.itemsize, layer.span.reach
-    num_keys = longest_request
-    if reach is not None:
-        num_keys = min(num_keys, reach - 1 + num_queries)
-    pairs = min(num_queries, num_keys) * num_keys
-    masks = num_queries * num_keys  # one byte each, kept for all requests of the step
-    scores = max(num_keys * layer.num_heads, min(pairs * layer.num_heads, MOST_SCORES))
-    dims = layer.key_dim + layer.value_dim
-    if backend == "cpu":  # reads pages in place; queries and outputs in float32
-        return num_queries * layer.num_heads * dims * 4
-    if backend == "eager":
-        num_heads = layer.num_kv_heads + layer.num_heads  # gathered, then repeated
-        return masks + scores * _SCORE_BYTES + num_keys * num_heads * dims * itemsize
-    gathered = num_keys * layer.num_kv_heads * dims * itemsize
-    if _sdpa_makes_scores(needs.facts, layer):
-        return masks + scores * _SCORE_BYTES + gathered
-    return masks + pairs * itemsize + gathered
-
-
-def _sdpa_makes_scores(facts: PlanFacts, layer: LayerFacts) -> bool:
-    """Whether torch's function falls back to its plain form, which holds every score in memory.
-
-    With a mask it does for values of another size than the keys, and on a GPU for shared heads:
-    "works only for flash attention", which takes no mask, "and math kernel on CUDA tensor".
-    """
-    if layer.key_dim != layer.value_dim:
-        return True
-    return facts.device_type != "cpu" and layer.num_heads != layer.num_kv_heads

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from cbgen.engine.attention import backend_names, make_backend, per_request
+from cbgen.engine.attention import per_request
+from cbgen.engine.attention.backends import BACKENDS, backend_class
 from cbgen.engine.attention.base import LayerAttention, LayerCache
 from cbgen.engine.attention.metadata import AttentionMetadata, causal_mask
 from cbgen.engine.cache.groups import AttentionSpan
@@ -69,7 +70,7 @@ class Step:
         )
         sinks = None if self.layer.sinks is None else self.layer.sinks.float()
         layer = replace(self.layer, sinks=sinks)
-        return make_backend(backend_name).forward(
+        return backend_class(backend_name)().forward(
             torch.cat(self.queries).float(), cache, metadata, layer
         )
 
@@ -169,7 +170,7 @@ def assert_equal_to_the_definition(shape: Shape, backend_name: str, seed: int = 
     )
 
 
-every_backend = pytest.mark.parametrize("backend_name", backend_names())
+every_backend = pytest.mark.parametrize("backend_name", BACKENDS)
 MIXED = ((0, 7), (13, 1), (5, 6), (0, 1), (8, 1), (4, 4))
 
 
@@ -287,7 +288,7 @@ def test_a_row_is_the_same_alone_and_among_others(backend_name):
 
 
 @pytest.mark.parametrize("most_scores", [1, 4 * 19 * 3, 4 * 19 * 7])
-@pytest.mark.parametrize("backend_name", backend_names())
+@pytest.mark.parametrize("backend_name", BACKENDS)
 def test_queries_may_run_in_parts(backend_name, most_scores, monkeypatch):
     monkeypatch.setattr(per_request, "MOST_SCORES", most_scores)
     shape = Shape(requests=((12, 7), (3, 1), (0, 9)), window=6)
@@ -297,11 +298,11 @@ def test_queries_may_run_in_parts(backend_name, most_scores, monkeypatch):
 def test_layers_of_a_step_share_one_mask():
     step = Step(Shape(((2, 3), (5, 1))))
     cache, metadata = step.pages()
-    first = make_backend("sdpa").forward(
+    first = backend_class("sdpa")().forward(
         torch.cat(step.queries).float(), cache, metadata, step.layer
     )
     (mask,) = metadata.masks.values()
-    make_backend("sdpa").forward(torch.cat(step.queries).float(), cache, metadata, step.layer)
+    backend_class("sdpa")().forward(torch.cat(step.queries).float(), cache, metadata, step.layer)
     assert list(metadata.masks) == [0]
     assert metadata.masks[0] is mask
     assert first.shape == (4, 4, 8)
@@ -347,12 +348,6 @@ def test_a_mask_shows_the_keys_of_the_span(span):
         assert seen.nonzero().flatten().tolist() == wanted
 
 
-def test_backends_tell_what_they_can_do():
-    eager, sdpa = make_backend("eager").capabilities, make_backend("sdpa").capabilities
-    assert (eager.softcap, eager.sinks) == (True, True)
-    assert (sdpa.softcap, sdpa.sinks) == (False, False)
-
-
 def test_an_unknown_backend_is_an_error():
     with pytest.raises(KeyError, match="flash"):
-        make_backend("flash")
+        backend_class("flash")()

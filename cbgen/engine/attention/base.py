@@ -1,23 +1,14 @@
-"""The interface of attention backends, and what each can do."""
+"""The interface of attention backends: what each declares for the plan, and what it computes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
 from cbgen.engine.attention.metadata import AttentionMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionCapabilities:
-    """What a backend can compute; the plan picks a backend that can do what the model needs."""
-
-    softcap: bool
-    sinks: bool
-    serves_decoder: bool = False
-    """Whether decoder layers of the C++ kernels may attend in its place, with the same result."""
+from cbgen.engine.sizing import AttentionSizes, PlanFacts, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +61,20 @@ def _write_slots(pages: torch.Tensor, tokens: torch.Tensor, slot_mapping: torch.
 class AttentionBackend(Protocol):
     """Attention over pages. One instance serves all layers of an engine and keeps no state."""
 
-    name: str
-    capabilities: AttentionCapabilities
+    serves_decoder: ClassVar[bool]
+    """Whether decoder layers of the C++ kernels may attend in its place, with the same result."""
+
+    @staticmethod
+    def refusal(facts: PlanFacts) -> Refusal | None:
+        """Return why it cannot serve a model on a machine, or None if it can."""
+
+    @staticmethod
+    def advantage(facts: PlanFacts) -> str | None:
+        """Return why it is the best choice where it can be had, if there is more to say."""
+
+    @staticmethod
+    def step_bytes(sizes: AttentionSizes) -> int:
+        """Return the memory that one layer takes beside the cache in a step of these sizes."""
 
     def forward(
         self,

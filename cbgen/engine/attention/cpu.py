@@ -8,20 +8,39 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
-from cbgen.engine.attention.base import AttentionCapabilities, LayerAttention, LayerCache
+from cbgen.engine.attention.base import LayerAttention, LayerCache
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.cpu import native
+from cbgen.engine.sizing import AttentionSizes, PlanFacts, Refusal
 from cbgen.errors import EngineError
 
 
 class CpuBackend:
     """CPU only; any page size, head size and span, softcap and sinks."""
 
-    name = "cpu"
-    capabilities = AttentionCapabilities(softcap=True, sinks=True, serves_decoder=True)
+    serves_decoder: ClassVar[bool] = True
+
+    @staticmethod
+    def refusal(facts: PlanFacts) -> Refusal | None:
+        """Refuse other devices, and machines where the kernels cannot be used."""
+        missing = facts.missing_kernels
+        if facts.device_type != "cpu":
+            missing = f"the model is on {facts.device_type}"
+        return None if missing is None else Refusal(missing, "; or use auto")
+
+    @staticmethod
+    def advantage(facts: PlanFacts) -> str | None:
+        """Name the kernels."""
+        return f"the kernels for this CPU, {facts.instruction_set}"
+
+    @staticmethod
+    def step_bytes(sizes: AttentionSizes) -> int:
+        """Count queries and outputs in float32; pages are read in place."""
+        return sizes.num_queries * sizes.layer.num_heads * sizes.head_dims * 4
 
     def __init__(self) -> None:
         kernels = native.kernels()

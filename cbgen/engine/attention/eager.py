@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
-from cbgen.engine.attention.base import AttentionCapabilities, LayerAttention, LayerCache
+from cbgen.engine.attention.base import LayerAttention, LayerCache
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.attention.per_request import attend_per_request
+from cbgen.engine.sizing import AttentionSizes, PlanFacts, Refusal
 
 
 class EagerBackend:
     """Any device, any page size, softcap and sinks."""
 
-    name = "eager"
-    capabilities = AttentionCapabilities(softcap=True, sinks=True)
+    serves_decoder: ClassVar[bool] = False
+
+    @staticmethod
+    def refusal(_facts: PlanFacts) -> Refusal | None:
+        """Refuse nothing."""
+        return None
+
+    @staticmethod
+    def advantage(_facts: PlanFacts) -> str | None:
+        """Have none: it is slow."""
+        return None
+
+    @staticmethod
+    def step_bytes(sizes: AttentionSizes) -> int:
+        """Count masks, scores, and keys and values gathered and then repeated for every head."""
+        num_heads = sizes.layer.num_kv_heads + sizes.layer.num_heads
+        return sizes.mask_bytes + sizes.score_bytes + sizes.gathered_bytes(num_heads)
 
     def forward(
         self,

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cbgen.engine.attention.base import AttentionCapabilities, LayerAttention, LayerCache
+from cbgen.engine.attention.base import LayerAttention, LayerCache
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.attention.per_request import attend_per_request
+from cbgen.engine.sizing import AttentionSizes, PlanFacts, Refusal
 
 
 class SdpaBackend:
     """Any device, any page size; no softcap and no sinks, which torch's function lacks."""
 
-    name = "sdpa"
-    capabilities = AttentionCapabilities(softcap=False, sinks=False)
+    serves_decoder: ClassVar[bool] = False
+
+    @staticmethod
+    def refusal(facts: PlanFacts) -> Refusal | None:
+        """Refuse models whose attention has softcap or sinks."""
+        needs = [
+            need
+            for need, wanted in (
+                ("softcap", any(layer.has_softcap for layer in facts.layers)),
+                ("sinks", any(layer.has_sinks for layer in facts.layers)),
+            )
+            if wanted
+        ]
+        if not needs:
+            return None
+        return Refusal(
+            f"the model's attention has {' and '.join(needs)}",
+            ", which sdpa cannot compute; use eager or auto",
+        )
+
+    @staticmethod
+    def advantage(_facts: PlanFacts) -> str | None:
+        """Have none beside the kernels that torch has."""
+        return None
+
+    @staticmethod
+    def step_bytes(sizes: AttentionSizes) -> int:
+        """Count masks, gathered keys and values, and scores where torch's function holds them."""
+        gathered = sizes.gathered_bytes(sizes.layer.num_kv_heads)
+        if _makes_scores(sizes):
+            return sizes.mask_bytes + sizes.score_bytes + gathered
+        return sizes.mask_bytes + sizes.num_pairs * sizes.itemsize + gathered
 
     def forward(
         self,
@@ -25,6 +58,18 @@ class SdpaBackend:
     ) -> torch.Tensor:
         """Attend as `AttentionBackend.forward` says."""
         return attend_per_request(query, cache, metadata, layer, _attend)
+
+
+def _makes_scores(sizes: AttentionSizes) -> bool:
+    """Whether torch's function falls back to its plain form, which holds every score in memory.
+
+    With a mask it does for values of another size than the keys, and on a GPU for shared heads:
+    "works only for flash attention", which takes no mask, "and math kernel on CUDA tensor".
+    """
+    layer = sizes.layer
+    if layer.key_dim != layer.value_dim:
+        return True
+    return sizes.device_type != "cpu" and layer.num_heads != layer.num_kv_heads
 
 
 def _attend(
