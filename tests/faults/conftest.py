@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from tests.helpers.commands import Command
 
 ROWS = 24
+
+
+@pytest.fixture(autouse=True)
+def _fsync_waits_for_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power fails in truth: DyingDisk notes what is synced; a death keeps what is written."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")
