@@ -227,6 +227,34 @@ def test_an_answer_that_ends_inside_of_a_character_gives_its_rest_at_the_end(spe
     assert text.endswith("\ufffd")
 
 
+def test_a_stream_gives_no_text_at_or_behind_a_stop_string(spelling):
+    manager, tokenizer = spelling("one; two;;; three", stop_strings=[";;", "never"])
+    chunks = list(manager.request_id_iter("a"))
+    assert "".join(chunk.text_delta for chunk in chunks) == "one; two"
+    # Text that may become a stop string comes once it is known that it does not.
+    pieces = [chunk.text_delta for chunk in chunks]
+    assert pieces == ["o", "", "", "ne", "; ", "t", "w", "o", "", ""]
+    assert chunks[-1].finish_reason == "stop"
+    assert [chunk.stop_string for chunk in chunks] == [None] * 9 + [";;"]
+    assert tokenizer.decode(chunks[-1].generated_tokens) == "one; two;;"
+
+
+def test_a_stop_string_is_found_across_the_bytes_of_characters(spelling):
+    manager, tokenizer = spelling("ä🙂! and more", stop_strings=["🙂!"])
+    chunks = list(manager.request_id_iter("a"))
+    assert "".join(chunk.text_delta for chunk in chunks) == "ä"
+    assert tokenizer.decode(chunks[-1].generated_tokens) == "ä🙂!"
+    assert pickle.loads(pickle.dumps(chunks[-1])).stop_string == "🙂!"
+
+
+def test_stop_strings_need_the_managers_tokenizer(manager):
+    manager.add_request(PROMPT, request_id="a", stop_strings=["x"])
+    output = manager.get_result("a", timeout=PATIENCE)
+    assert (output.status, output.error_code) == (RequestStatus.FAILED, "no_tokenizer")
+    manager.add_request(PROMPT, request_id="b")
+    assert manager.get_result("b", timeout=PATIENCE).status is RequestStatus.FINISHED
+
+
 def test_a_stream_works_in_an_event_loop(manager):
     async def read() -> list[int]:
         manager.add_request(PROMPT, request_id="a", streaming=True)
