@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -146,6 +147,51 @@ def test_stop_tokens_are_named_and_ends_of_sequence_are_not(answer_file):
     change = f"generation_config.eos_token_id={token}"
     (ended,), _ = answer_file([{"prompt": "a"}], changes=[change])
     assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None)
+
+
+def readable_pair(text: str) -> str:
+    """Return two characters of a text, as late as there are two that are no broken bytes."""
+    pairs = [text[place : place + 2] for place in range(len(text) - 1)]
+    return [pair for pair in pairs if "\ufffd" not in pair][-1]
+
+
+def test_a_row_is_cut_before_its_stop_string_and_keeps_its_tokens(answer_file):
+    changes = [
+        "generation_config.max_new_tokens=40",
+        "continuous_batching_config.return_logprobs=true",
+        "output.token_ids=true",
+    ]
+    given = {"prompt": "tell me", "generation_config": {"ignore_eos": True}}
+    (free,), _ = answer_file([given], changes=changes)
+    stop = readable_pair(free["text"])
+    own = {"ignore_eos": True, "stop_strings": ["never comes", stop]}
+    rows, _ = answer_file([given, given | {"generation_config": own}], changes=changes)
+    assert rows[0] == free
+    row = rows[1]
+    begin = free["text"].index(stop)
+    assert row["text"] == free["text"][:begin]
+    assert (row["finish_reason"], row["stop_reason"]) == ("stop", stop)
+    count = row["usage"]["completion_tokens"]
+    assert row["token_ids"] == free["token_ids"][:count]
+    assert row["logprobs"]["logprobs"] == free["logprobs"]["logprobs"][:count]
+    assert len(row["text"]) < count < 40
+    # The same for every sample, and where the recipe asks.
+    changes.append(f"generation_config.stop_strings={json.dumps(stop)}")
+    (again,), _ = answer_file([given], changes=changes)
+    assert {**again, "index": 1} == {**row, "id": again["id"]}
+
+
+def test_without_a_tokenizer_a_row_with_stop_strings_is_an_error(recipe, answer_file, tmp_path):
+    folder = tmp_path / "ids_only"
+    shutil.copytree(recipe["model"]["path"], folder)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    recipe["model"]["path"] = str(folder)
+    asks = {"prompt_token_ids": [5, 6], "generation_config": {"stop_strings": "a"}}
+    rows, statistics = answer_file([asks, {"prompt_token_ids": [5, 6]}])
+    assert rows[0]["error"]["code"] == "no_tokenizer"
+    assert rows[1]["finish_reason"] in ("stop", "length")
+    assert statistics.rows_failed == 1
 
 
 def test_logprobs_are_as_many_as_tokens(answer_file):
