@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cbgen.errors import RowError
-from cbgen.io.records import shorten
+from cbgen.values import show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,4 +119,4 @@ def check_token_ids(field: str, value: object) -> list[int]:
 def invalid(field: str, rule: str, value: object) -> RowError:
     """Return the error of a field that breaks a rule; its code is `invalid_` and the field."""
     code = "invalid_" + field.partition("[")[0]
-    return RowError(code, f"{field} {rule}, got {shorten(value)}")
+    return RowError(code, f"{field} {rule}, got {show(value)}")

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Literal
 
 from cbgen.errors import RowError, UsageError
 from cbgen.io.json_values import decode_row
+from cbgen.values import show
 
 MAX_LINE_BYTES = 256 * 2**20
 """Longest line that is read into memory; a longer one becomes an error record."""
@@ -145,7 +146,7 @@ def _read_record(index: int, number: int, source: str, line: bytes) -> Record:
         return Record(index, number, source, index, columns, None, digest=digest)
     if isinstance(given, str) or (isinstance(given, int) and not isinstance(given, bool)):
         return Record(index, number, source, given, columns, None, digest=digest)
-    message = f"{source}:{number}: id must be a string or an integer, got {shorten(given)}"
+    message = f"{source}:{number}: id must be a string or an integer, got {show(given)}"
     bad_id = RowError("invalid_id", message)
     return Record(index, number, source, None, columns, bad_id, digest=digest)
 
@@ -153,9 +154,3 @@ def _read_record(index: int, number: int, source: str, line: bytes) -> Record:
 def _failed_record(index: int, number: int, source: str, error: RowError, digest: bytes) -> Record:
     placed = RowError(error.code, f"{source}:{number}: {error.message}")
     return Record(index, number, source, None, None, placed, digest=digest)
-
-
-def shorten(value: object) -> str:
-    """Return a value for an error message, cut to 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
