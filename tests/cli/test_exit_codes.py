@@ -12,7 +12,7 @@ import pytest
 
 from cbgen.engine.runner import Runner
 from tests.cli.conftest import MAX_NEW_TOKENS
-from tests.helpers.commands import parse_rows
+from tests.helpers.commands import Command, parse_rows
 
 ROWS = [{"prompt": "one"}, {"prompt": "two"}, {"prompt": "three"}]
 
@@ -28,6 +28,30 @@ def only_error(finished) -> str:
     assert finished.out == ""
     (line,) = [line for line in finished.err.splitlines() if line.startswith("error: ")]
     return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["init", "{folder}/recipe.yaml", "--force"], 0),
+        (["schema"], 0),
+        (["merge", "-", "{folder}/shard"], 2),
+        (["run", "{folder}/none.yaml"], 2),
+        (["plan", "{folder}/none.yaml"], 2),
+        (["bench", "{folder}/none.yaml"], 2),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_ends_as_a_process_as_it_does_in_the_tests(cbgen, tmp_path, arguments, code):
+    arguments = [argument.format(folder=tmp_path) for argument in arguments]
+    command = Command(*arguments)
+    assert command.wait() == code
+    finished = cbgen(*arguments)
+    assert (finished.code, finished.out, finished.err) == (
+        code,
+        command.out.text,
+        command.err.text,
+    )
 
 
 def test_answered_rows_end_with_0_and_a_summary(cbgen, recipe, source, tmp_path):
