@@ -18,7 +18,7 @@ from time import thread_time
 
 import pytest
 
-from cbgen.engine.scheduler.base import Scheduler
+from cbgen.engine.scheduler.scheduler import Scheduler
 from cbgen.engine.step import SampledTokens, StepResult
 from tests.helpers.engine import answer, make_request, make_scheduler
 

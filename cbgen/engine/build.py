@@ -25,7 +25,7 @@ from cbgen.engine.model.load import LoadedModel, load_skeleton
 from cbgen.engine.model.probe import probe_model
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
-from cbgen.engine.scheduler import make_scheduler
+from cbgen.engine.scheduler.policies import make_scheduler
 from cbgen.engine.text.detokenizer import Decoder
 from cbgen.errors import UsageError
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from cbgen.engine.events import EngineObserver, StepStats, StepTimes
 from cbgen.engine.request import GenerationOutput, Request
-from cbgen.engine.scheduler.base import Scheduler
+from cbgen.engine.scheduler.scheduler import Scheduler
 from cbgen.engine.step import ScheduledBatch, StepResult
 from cbgen.engine.text.detokenizer import Decoder
 
@@ -71,7 +71,7 @@ class Engine:
 
     def unfinished(self) -> list[Request]:
         """Return all requests that wait or run."""
-        return list(self._scheduler.unfinished())
+        return self._scheduler.unfinished()
 
     def step(self) -> list[GenerationOutput]:
         """Run one step and return the requests that ended, in the order in which they ended."""

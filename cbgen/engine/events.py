@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepStats:
-    """A snapshot between two steps. Counts of tokens and preemptions are totals since the start."""
+    """Counts as of a moment between two steps; those of the past are totals since the start."""
 
     num_steps: int = 0
     num_waiting: int = 0

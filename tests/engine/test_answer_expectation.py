@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cbgen.engine.request import Request
-from cbgen.engine.scheduler.base import Scheduler
-from cbgen.engine.scheduler.expectation import AnswerExpectation
+from cbgen.engine.scheduler.admission import AnswerExpectation
+from cbgen.engine.scheduler.scheduler import Scheduler
 from tests.helpers.engine import make_request, make_scheduler, run_scheduler, take_step
 
 
@@ -156,9 +156,9 @@ def test_after_a_preemption_fewer_are_admitted():
     for num_preemptions in (0, 1):
         scheduler = make_scheduler(num_blocks=24, max_batch_tokens=64, max_requests=16)
         for _ in range(8):
-            scheduler._gate.expectation.ended(17)
+            scheduler._admission.expectation.ended(17)
         for _ in range(num_preemptions):
-            scheduler._gate.expectation.preempted()
+            scheduler._admission.expectation.preempted()
         num_running.append(num_admitted(scheduler, max_new_tokens=40))
     assert num_running == [4, 3]
 
@@ -167,10 +167,10 @@ def test_a_preemption_tells_the_scheduler_that_it_expected_too_little():
     scheduler = make_scheduler(num_blocks=6, first_answer_share=0.2)
     for number in range(3):
         scheduler.add(make_request(str(number), 4, max_new_tokens=18))
-    before = scheduler._gate.expectation.num_tokens(bounded())
+    before = scheduler._admission.expectation.num_tokens(bounded())
     while not scheduler.stats().num_preemptions:
         take_step(scheduler)
-    assert scheduler._gate.expectation.num_tokens(bounded()) > before
+    assert scheduler._admission.expectation.num_tokens(bounded()) > before
 
 
 def test_a_shared_prefix_is_expected_once():

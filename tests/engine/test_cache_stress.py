@@ -9,7 +9,7 @@ import pytest
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.core import Engine
 from cbgen.engine.request import GenerationOutput, Request, RequestStatus
-from cbgen.engine.scheduler import make_scheduler
+from cbgen.engine.scheduler.policies import make_scheduler
 from tests.helpers.engine import make_cache, make_plan, make_request
 from tests.helpers.shadow import VOCAB_SIZE, ShadowRunner, shadow_answer
 

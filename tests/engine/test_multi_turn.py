@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cbgen.engine.request import Request
-from cbgen.engine.scheduler.base import Scheduler
+from cbgen.engine.scheduler.scheduler import Scheduler
 from cbgen.engine.step import ScheduledRequest
 from tests.helpers.engine import VOCAB_SIZE, make_request, make_scheduler, run_scheduler
 from tests.helpers.shadow_run import text

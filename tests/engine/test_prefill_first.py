@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbgen.engine.scheduler.base import Scheduler
+from cbgen.engine.scheduler.scheduler import Scheduler
 from tests.helpers.engine import (
     make_request,
     make_scheduler,

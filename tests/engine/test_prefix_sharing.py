@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cbgen.engine.request import RequestStatus
-from cbgen.engine.scheduler.base import Scheduler
+from cbgen.engine.scheduler.scheduler import Scheduler
 from cbgen.engine.step import SampledTokens, StepResult
 from tests.helpers.engine import (
     make_request,

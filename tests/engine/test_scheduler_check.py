@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cbgen.engine.scheduler.base import Scheduler
-from cbgen.engine.scheduler.fifo import FifoScheduler
-from cbgen.engine.scheduler.prefill_first import PrefillFirstScheduler
+from cbgen.engine.scheduler.policies import FifoScheduler, PrefillFirstScheduler
+from cbgen.engine.scheduler.scheduler import Scheduler
 from tests.helpers.engine import make_request, make_scheduler, take_step
 
 
@@ -64,7 +63,7 @@ def test_check_finds_a_lost_count_of_pending_tokens(scheduler):
 
 
 def test_check_finds_a_wrong_sum_of_expected_blocks(scheduler):
-    scheduler._gate.expected_blocks += 1
+    scheduler._admission.expected_blocks += 1
     with pytest.raises(AssertionError, match="expected blocks are not those of the admitted"):
         scheduler.check()
 

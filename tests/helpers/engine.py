@@ -12,8 +12,8 @@ from cbgen.engine.events import EngineObserver
 from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.scheduler import make_scheduler as scheduler_of_plan
-from cbgen.engine.scheduler.base import Scheduler
+from cbgen.engine.scheduler.policies import make_scheduler as scheduler_of_plan
+from cbgen.engine.scheduler.scheduler import Scheduler
 from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
 from cbgen.engine.text.detokenizer import Decoder
 

@@ -7,7 +7,7 @@ import random
 from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import Request, RequestStatus
-from cbgen.engine.scheduler import make_scheduler
+from cbgen.engine.scheduler.policies import make_scheduler
 from cbgen.engine.step import ScheduledBatch
 from tests.helpers.engine import make_cache, make_plan, make_request
 from tests.helpers.shadow import VOCAB_SIZE, ShadowRunner, shadow_answer

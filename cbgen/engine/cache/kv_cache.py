@@ -63,6 +63,11 @@ class KVCache:
         return self._pool.num_free
 
     @property
+    def num_used_blocks(self) -> int:
+        """Blocks that some request holds."""
+        return self._pool.num_blocks - self._pool.num_free
+
+    @property
     def num_cached_blocks(self) -> int:
         """Blocks that nobody uses now and that hold the beginning of some prompt."""
         return self._pool.num_cached

@@ -1,4 +1,4 @@
-"""What all schedulers share: admission, preemption, and what becomes of results.
+"""Decides what each step runs, and takes what came of it: admission, preemption, ends.
 
 A request is admitted when the cache has blocks for all its known tokens, so a prompt never needs
 blocks in the middle, and when the lengths that all requests are expected to reach fit together.
@@ -15,20 +15,17 @@ A request that has been scheduled in a step is not preempted in it: others may u
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.cache.prefix import PrefixMatch
 from cbgen.engine.events import EngineObserver, StepStats
 from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import FinishReason, Request, RequestStatus
-from cbgen.engine.scheduler.admission import outgrown, refusal, token_limit
+from cbgen.engine.scheduler.admission import Admission, outgrown, refusal, token_limit
 from cbgen.engine.scheduler.builder import BatchBuilder
-from cbgen.engine.scheduler.counters import Counters
-from cbgen.engine.scheduler.families import Families
-from cbgen.engine.scheduler.gate import AdmissionGate
-from cbgen.engine.scheduler.verify import verify
-from cbgen.engine.scheduler.waiting import WaitingQueue
+from cbgen.engine.scheduler.waiting import UnfinishedRequests, WaitingQueue
 from cbgen.engine.step import SampledTokens, ScheduledBatch, StepResult
 from cbgen.engine.text.detokenizer import Decoder
 from cbgen.engine.text.stop_checker import StopChecker
@@ -42,8 +39,11 @@ _NON_FINITE = (
 )
 
 
-class ContinuousScheduler(ABC):
+class Scheduler(ABC):
     """Owns the waiting queue, the admitted requests (oldest admission first) and the free rows.
+
+    Pure Python: no tensors. A policy decides in which order admitted requests get the tokens of a
+    step, see `policies`.
 
     Attributes:
         tokenizer: decodes the answers of requests with stop strings that are added from now on.
@@ -62,13 +62,12 @@ class ContinuousScheduler(ABC):
         self._observer = observer
         self._waiting = WaitingQueue()
         self._active: dict[str, Request] = {}
-        self._unfinished: dict[str, Request] = {}
+        self._unfinished = UnfinishedRequests()
         self._finished: list[Request] = []
         self._free_rows = list(reversed(range(plan.max_requests)))
         self._num_admissions = 0
-        self._families = Families()
-        self._gate = AdmissionGate(plan, cache)
-        self._counters = Counters()
+        self._admission = Admission(plan, cache)
+        self._totals = StepStats()
 
     @abstractmethod
     def _run_admitted(
@@ -98,24 +97,21 @@ class ContinuousScheduler(ABC):
                 params.stop_strings,
                 skip_special_tokens=params.skip_special_tokens,
             )
-        self._unfinished[request.request_id] = request
-        self._families.add(request)
+        self._unfinished.add(request)
         self._waiting.append(request)
 
     def cancel(self, request_id: str) -> None:
         """End a request and its other samples now; unknown and finished ids are ignored."""
-        children = self._families.children(request_id)
-        for name in [request_id, *(child.request_id for child in children)]:
-            if (request := self._unfinished.get(name)) is not None:
-                self._end(request, RequestStatus.CANCELLED, FinishReason.CANCELLED)
+        for request in self._unfinished.with_samples(request_id):
+            self._end(request, RequestStatus.CANCELLED, FinishReason.CANCELLED)
 
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._unfinished)
+        return len(self._unfinished) > 0
 
-    def unfinished(self) -> Iterable[Request]:
+    def unfinished(self) -> list[Request]:
         """Return all requests that wait or run."""
-        return list(self._unfinished.values())
+        return list(self._unfinished)
 
     def take_finished(self) -> list[Request]:
         """Return the requests that ended since the last call, in the order in which they ended."""
@@ -128,7 +124,7 @@ class ContinuousScheduler(ABC):
 
     def schedule(self) -> ScheduledBatch:
         """Decide one step; never empty while a request is unfinished."""
-        builder = BatchBuilder(self._counters.steps + 1, self._plan.max_batch_tokens)
+        builder = BatchBuilder(self._totals.num_steps + 1, self._plan.max_batch_tokens)
         no_room = self._plan.cache.max_tokens + 1
         decoding: list[Request] = []
         prefilling: list[Request] = []
@@ -143,7 +139,10 @@ class ContinuousScheduler(ABC):
         self._run_admitted(builder, decoding, prefilling)
         if self._waiting:
             self._admit_waiting(builder)
-        self._counters.scheduled(builder.num_tokens, self._cache)
+        totals = self._totals
+        totals.num_steps += 1
+        totals.num_computed_tokens += builder.num_tokens
+        totals.peak_used_blocks = max(totals.peak_used_blocks, self._cache.num_used_blocks)
         return builder.build()
 
     def update(self, batch: ScheduledBatch, result: StepResult) -> None:
@@ -160,7 +159,14 @@ class ContinuousScheduler(ABC):
 
     def stats(self) -> StepStats:
         """Return counts as of now."""
-        return self._counters.snapshot(self._cache, len(self._waiting), len(self._active))
+        return replace(
+            self._totals,
+            num_waiting=len(self._waiting),
+            num_running=len(self._active),
+            num_blocks=self._cache.num_blocks,
+            num_used_blocks=self._cache.num_used_blocks,
+            num_evictions=self._cache.num_evictions,
+        )
 
     def check(self) -> None:
         """Recompute all bookkeeping from scratch.
@@ -168,15 +174,21 @@ class ContinuousScheduler(ABC):
         Raises:
             AssertionError: something disagrees.
         """
-        verify(
-            self._cache,
-            active=list(self._active.values()),
-            waiting=list(self._waiting),
-            unfinished=list(self._unfinished),
-            rows=[*self._free_rows, *(request.row for request in self._active.values())],
-            num_rows=self._plan.max_requests,
-            expected_blocks=self._gate.expected_blocks,
-        )
+        active, waiting = list(self._active.values()), list(self._waiting)
+        self._cache.check(active, waiting)
+        self._unfinished.check([*waiting, *self._active])
+        self._admission.check(active)
+        rows = sorted([*self._free_rows, *(request.row for request in active)])
+        if rows != list(range(self._plan.max_requests)):
+            raise AssertionError(f"rows are lost or taken twice: {rows}")
+        for request in active:
+            if not 0 <= request.num_computed_tokens <= request.num_tokens <= request.max_tokens:
+                raise AssertionError(f"{request.request_id} has computed more than it knows")
+            if request.num_tokens != request.num_known_tokens + request.num_pending_tokens:
+                raise AssertionError(f"{request.request_id} has lost count of its tokens")
+        admissions = [request.admission for request in active]
+        if admissions != sorted(admissions):
+            raise AssertionError("admitted requests are not in order of admission")
 
     def _decode(self, builder: BatchBuilder, requests: Sequence[Request]) -> None:
         """Run one token of each request, as far as tokens and blocks are left."""
@@ -213,7 +225,7 @@ class ContinuousScheduler(ABC):
             match = self._cache.match(request, builder.step)
             if match.must_wait and self._active:
                 continue
-            if not self._gate.fits(request, match, is_alone=not self._active):
+            if not self._admission.fits(request, match, is_alone=not self._active):
                 return
             self._admit(request, match, builder)
             self._prefill(builder, (request,))
@@ -222,11 +234,14 @@ class ContinuousScheduler(ABC):
         self._num_admissions += 1
         self._waiting.remove(request)
         self._active[request.request_id] = request
-        self._gate.enter(request)
+        self._admission.add(request)
         request.admit(self._free_rows.pop(), self._num_admissions)
         builder.admit(request, self._cache.admit(request, match, builder.step))
         computed = request.num_computed_tokens
-        self._counters.admitted(request)
+        if request.num_preemptions == 0:
+            self._totals.num_cached_tokens += computed
+        else:
+            self._totals.num_recomputed_tokens += max(0, request.num_lost_tokens - computed)
         if self._observer is not None:
             num_tokens = request.num_tokens - computed
             self._observer.admitted(request.row, request.request_id, num_tokens)
@@ -250,8 +265,9 @@ class ContinuousScheduler(ABC):
         swaps = self._cache.offload(request)
         if swaps is not None:
             builder.swap_out(swaps)
-        self._counters.preempted(0 if swaps is None else len(swaps))
-        self._gate.expectation.preempted()
+            self._totals.num_offloaded_blocks += len(swaps)
+        self._totals.num_preemptions += 1
+        self._admission.expectation.preempted()
         if self._observer is not None:
             self._observer.preempted(request.row, request.num_computed_tokens)
         self._release(request)
@@ -271,7 +287,7 @@ class ContinuousScheduler(ABC):
         for position, token_id in enumerate(sampled.token_ids):
             request.generated_tokens.append(token_id)
             request.num_tokens += 1
-            self._counters.generated_tokens += 1
+            self._totals.num_generated_tokens += 1
             if params.logprobs is not None:
                 request.logprobs.append(sampled.logprobs[position])
             known = request.num_tokens - request.num_pending_tokens
@@ -302,7 +318,7 @@ class ContinuousScheduler(ABC):
     def _leave(self, request: Request, reason: FinishReason) -> None:
         num_generated = len(request.generated_tokens)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._gate.expectation.ended(num_generated)
+            self._admission.expectation.ended(num_generated)
         if request.row >= 0:
             if self._observer is not None:
                 self._observer.ended(request.row, reason.value, num_generated)
@@ -311,12 +327,11 @@ class ContinuousScheduler(ABC):
         else:
             self._waiting.remove(request)
             self._cache.forget(request.request_id)
-        del self._unfinished[request.request_id]
-        self._families.remove(request)
+        self._unfinished.remove(request)
         self._finished.append(request)
 
     def _release(self, request: Request, *, keep: bool = True) -> None:
         del self._active[request.request_id]
-        self._gate.leave(request)
+        self._admission.remove(request)
         self._free_rows.append(request.row)
         self._cache.free(request, keep=keep)
