@@ -113,22 +113,20 @@ def parse_prompt(record: Record, *, template: Template | None) -> Prompt:
     generation_config = _generation_config(columns)
     if template is not None:
         text = template.render(columns)
-        return Prompt(kind="text", text=text, generation_config=generation_config)
+        return Prompt(text=text, generation_config=generation_config)
     form = _form(columns)
     value = columns[form]
     if form == "prompt":
         if not isinstance(value, str):
             raise invalid("prompt", "must be a string (token ids go into prompt_token_ids)", value)
-        return Prompt(kind="text", text=value, generation_config=generation_config)
+        return Prompt(text=value, generation_config=generation_config)
     if form == "messages":
         return Prompt(
-            kind="messages",
             messages=check_messages(value),
             tools=check_tools(columns.get("tools")),
             generation_config=generation_config,
         )
     return Prompt(
-        kind="token_ids",
         prompt_ids=check_token_ids(form, value),
         generation_config=generation_config,
     )

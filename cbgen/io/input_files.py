@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from cbgen.errors import UsageError
-from cbgen.io.formats.compressed import Compressed, UnpackedStream
-from cbgen.io.formats.parquet import PARQUET
+from cbgen.io.formats.compressed import UnpackedStream
 from cbgen.io.formats.registry import (
     HEAD_BYTES,
+    PARQUET,
     choose_format,
     format_of_name,
     is_undecided,
@@ -63,10 +63,10 @@ def unpack(
         head = _read_head(raw)
         kind = choose_format(head, path, is_stream=is_stream)
         whole = _Rejoined(head, raw)
-        if not isinstance(kind, Compressed):  # parquet is refused before, where it has a name
+        if kind.codec is None:  # parquet is refused before, where it has a name
             return cast(BinaryIO, io.BufferedReader(whole, buffer_bytes))
         packed = io.BufferedReader(whole, min(_PACKED_BUFFER_BYTES, buffer_bytes))
-        lines = io.BufferedReader(UnpackedStream(packed, kind), buffer_bytes)
+        lines = io.BufferedReader(UnpackedStream(packed, kind.codec()), buffer_bytes)
         if not is_stream:
             _refuse_packed_twice(lines, path)
     except OSError as error:

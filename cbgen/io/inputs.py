@@ -15,8 +15,8 @@ from itertools import islice
 from urllib.parse import unquote, urlsplit
 
 from cbgen.errors import UsageError
-from cbgen.io.formats.parquet import PARQUET, ParquetRows
-from cbgen.io.formats.registry import format_of_name
+from cbgen.io.formats.parquet import ParquetRows
+from cbgen.io.formats.registry import PARQUET, format_of_name
 from cbgen.io.input_files import (
     check_input,
     find_remote,

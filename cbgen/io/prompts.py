@@ -32,9 +32,8 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The prompt of one row; `kind` says which of text, messages and prompt_ids is set."""
+    """The prompt of one row: one of text, messages and prompt_ids is set."""
 
-    kind: Literal["text", "messages", "token_ids"]
     text: str | None = None
     """May be empty: a plain prompt without tokens is found where it is tokenized."""
     messages: list[dict[str, Any]] | None = None

@@ -136,9 +136,7 @@ class Renderer:
         if self._tokenizer is None or self._chat_template is None:
             return
         try:
-            self._render_chat(
-                [{"role": "user", "content": "a"}], Prompt(kind="messages", messages=[])
-            )
+            self._render_chat([{"role": "user", "content": "a"}], Prompt(messages=[]))
         except RowError as error:
             if isinstance(error.__cause__, TemplateSyntaxError):
                 raise UsageError(

@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbgen.io.formats import compressed
-from cbgen.io.formats.compressed import GZIP, ZSTD, FrameFile, read_frames
-from cbgen.io.output.output_file import OutputFile
+from cbgen.io.formats.compressed import FrameFile, gzip_codec, read_frames, zstd_codec
 from cbgen.io.output.writer import RowWriter
 from tests.helpers.packed import pack, unpack
 
 KINDS = ["gzip", "zstd"]
-CODECS = {kind.name: kind.codec() for kind in (GZIP, ZSTD)}
+CODECS = {codec.name: codec for codec in (gzip_codec(), zstd_codec())}
 SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
 
 
@@ -65,7 +64,7 @@ def test_a_frame_that_ends_within_a_line_is_no_place_to_cut(kind):
 def test_frames_have_about_the_size_that_they_should(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(compressed, "FRAME_BYTES", 100)
     path = tmp_path / "out"
-    file = FrameFile(OutputFile.open(str(path), overwrite=False), CODECS[kind])
+    file = FrameFile.open_packed(str(path), CODECS[kind], overwrite=False)
     lines = [line_of(index) for index in range(100)]
     for line in lines:
         file.append(line)

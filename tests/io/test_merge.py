@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pytest
 
 from cbgen.errors import UsageError
-from cbgen.io.formats.compressed import GZIP, ZSTD, FrameFile
-from cbgen.io.formats.parquet import read_parquet, write_parquet
+from cbgen.io.formats.parquet import read_parquet
+from cbgen.io.formats.registry import format_of_name
 from cbgen.io.json_values import encode_row
 from cbgen.io.output.merge import merge_shards
-from cbgen.io.output.output_file import OutputFile, journal_path, run_path
+from cbgen.io.output.output_file import journal_path, run_path
 from cbgen.io.output.run_file import RunFile, RunHeader
 from tests.helpers.packed import pack, unpack
 
@@ -35,17 +35,10 @@ def row_line(index: int, *, failed: bool = False) -> bytes:
 
 
 def write_lines(path: str, lines: Iterable[bytes]) -> None:
-    file = OutputFile.open(path, overwrite=True)
+    file = format_of_name(path).open_output(path, True)
     file.cut()
     lines = list(lines)
-    if path.endswith(".parquet"):
-        write_parquet(file, lambda: iter(lines))
-    elif path.endswith((".gz", ".zst")):
-        frames = FrameFile(file, (GZIP if path.endswith(".gz") else ZSTD).codec())
-        frames.append(b"".join(lines))
-        frames.sync()
-    else:
-        file.append(b"".join(lines))
+    file.write_all(lambda: iter(lines))
     file.close()
 
 

@@ -146,7 +146,7 @@ def test_an_unknown_field_is_refused_by_openai_and_ignored_by_vllm(caplog):
     line = chat_line(temprature=0.5)
     assert refusal(line).code == "unknown_parameter"
     with caplog.at_level(logging.WARNING, logger="cbgen.io.openai.requests"):
-        assert parse(line, "vllm").kind == "messages"
+        assert parse(line, "vllm").messages is not None
         parse(line, "vllm")
     assert [record.getMessage() for record in caplog.records] == [
         "field 'temprature' is not one of /v1/chat/completions and is ignored"
@@ -156,7 +156,7 @@ def test_an_unknown_field_is_refused_by_openai_and_ignored_by_vllm(caplog):
 def test_a_chat_request_is_messages_with_its_tools():
     tools = [{"type": "function", "function": {"name": "f"}}]
     prompt = parse(chat_line(tools=tools))
-    assert (prompt.kind, prompt.messages, prompt.tools) == ("messages", [USER], tools)
+    assert (prompt.messages, prompt.tools) == ([USER], tools)
 
 
 def test_tools_are_left_out_where_none_may_be_called():
@@ -166,14 +166,14 @@ def test_tools_are_left_out_where_none_may_be_called():
 @pytest.mark.parametrize("prompt", ["Hi", ["Hi"]])
 def test_a_completion_of_text_is_never_sent_as_chat(prompt):
     parsed = parse(completion_line(prompt=prompt))
-    assert (parsed.kind, parsed.text) == ("text", "Hi")
+    assert parsed.text == "Hi"
     assert parsed.rendering.is_plain
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], [[1, 2]]])
 def test_a_completion_may_have_token_ids(prompt):
     parsed = parse(completion_line(prompt=prompt))
-    assert (parsed.kind, parsed.prompt_ids) == ("token_ids", [1, 2])
+    assert parsed.prompt_ids == [1, 2]
 
 
 @pytest.mark.parametrize("make", [chat_line, completion_line])
@@ -265,4 +265,4 @@ def test_a_body_without_options_starts_a_new_answer():
 
 def test_a_template_of_the_recipe_is_not_for_batch_lines():
     record = identify(make_record(chat_line()), "auto")
-    assert parse_prompt(record, template=object()).kind == "messages"
+    assert parse_prompt(record, template=object()).messages is not None

@@ -22,27 +22,27 @@ def refusal(columns, template=None) -> RowError:
 
 
 def test_a_prompt_is_text():
-    assert parse({"prompt": "Hello", "topic": "x"}) == Prompt(kind="text", text="Hello")
+    assert parse({"prompt": "Hello", "topic": "x"}) == Prompt(text="Hello")
 
 
 def test_an_empty_prompt_is_left_to_the_job():
-    assert parse({"prompt": ""}) == Prompt(kind="text", text="")
+    assert parse({"prompt": ""}) == Prompt(text="")
 
 
 def test_messages_are_taken_with_their_tools():
     tools = [{"type": "function", "function": {"name": "f"}}]
     prompt = parse({"messages": [USER], "tools": tools})
-    assert prompt == Prompt(kind="messages", messages=[USER], tools=tools)
+    assert prompt == Prompt(messages=[USER], tools=tools)
 
 
 @pytest.mark.parametrize("name", ["prompt_token_ids", "input_ids"])
 def test_token_ids_go_by_two_names(name):
-    assert parse({name: [0, 5, 7]}) == Prompt(kind="token_ids", prompt_ids=[0, 5, 7])
+    assert parse({name: [0, 5, 7]}) == Prompt(prompt_ids=[0, 5, 7])
 
 
 def test_a_template_makes_the_prompt_from_the_columns():
     prompt = parse({"question": "Why?", "messages": "a column"}, Template("Q: {question}"))
-    assert prompt == Prompt(kind="text", text="Q: Why?")
+    assert prompt == Prompt(text="Q: Why?")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_generation_config_that_is_no_object_is_refused(value):
 
 def test_null_fields_count_as_absent():
     columns = {"prompt": "a", "messages": None, "generation_config": None, "continuation": None}
-    assert parse(columns) == Prompt(kind="text", text="a")
+    assert parse(columns) == Prompt(text="a")
 
 
 @pytest.mark.parametrize("columns", [{}, {"prompt": None}, {"question": "Why?"}])

@@ -32,12 +32,11 @@ def text_of(tokenizer, prompt, **config):
 
 
 def plain(text):
-    return Prompt(kind="text", text=text)
+    return Prompt(text=text)
 
 
 def chat(*messages, tools=None):
     return Prompt(
-        kind="messages",
         messages=[{"role": role, "content": content} for role, content in messages],
         tools=tools,
     )
@@ -187,7 +186,7 @@ def test_variables_of_a_recipe_cannot_change_how_the_template_is_applied(tokeniz
 )
 def test_a_plain_prompt_of_a_row_is_never_sent_as_chat(tokenizer, own, recipe, expected):
     rendering = Rendering(is_plain=True, add_special_tokens=own)
-    prompt = Prompt(kind="text", text="hi", rendering=rendering)
+    prompt = Prompt(text="hi", rendering=rendering)
     assert text_of(tokenizer, prompt, add_special_tokens=recipe) == expected
 
 
@@ -224,14 +223,14 @@ def test_messages_that_the_template_refuses_fail_alone(tokenizer):
 
 
 def test_token_ids_pass_as_they_are(tokenizer):
-    prompt = Prompt(kind="token_ids", prompt_ids=[5, 6])
+    prompt = Prompt(prompt_ids=[5, 6])
     assert Renderer(tokenizer, PromptConfig()).prompt_ids([prompt]) == [[5, 6]]
 
 
 def test_a_group_keeps_its_order(tokenizer):
     prompts = [
         plain("one"),
-        Prompt(kind="token_ids", prompt_ids=[9]),
+        Prompt(prompt_ids=[9]),
         chat(("user", "two")),
         plain("<s>three"),
     ]

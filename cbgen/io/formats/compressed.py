@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
 from cbgen.errors import UsageError
-from cbgen.io.output.output_file import OutputFile, RowOutput
+from cbgen.io.output.output_file import OutputFile
 
 FRAME_BYTES = 2**20
 """Rows that are packed together: about as many bytes; less where a second has passed."""
@@ -42,6 +42,7 @@ class _Decompressor(Protocol):
 class Codec:
     """How members or frames are packed and unpacked."""
 
+    name: str
     decompressor: Callable[[], _Decompressor]
     """Makes one for a single member or frame."""
     failure: type[Exception]
@@ -50,15 +51,22 @@ class Codec:
     """Packs bytes into one member or frame."""
 
 
-def _gzip() -> Codec:
+def gzip_codec() -> Codec:
+    """Return the codec of gzip."""
     return Codec(
+        name="gzip",
         decompressor=lambda: zlib.decompressobj(wbits=31),
         failure=zlib.error,
         compress=lambda data: gzip.compress(data, _GZIP_LEVEL, mtime=0),
     )
 
 
-def _zstd() -> Codec:
+def zstd_codec() -> Codec:
+    """Return the codec of zstd.
+
+    Raises:
+        UsageError: zstandard is not installed.
+    """
     try:
         import zstandard
     except ImportError as error:
@@ -66,73 +74,22 @@ def _zstd() -> Codec:
             ".zst files need the package zstandard: pip install 'cbgen[zstd]'"
         ) from error
     return Codec(
+        name="zstd",
         decompressor=zstandard.ZstdDecompressor().decompressobj,
         failure=zstandard.ZstdError,
         compress=zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Compressed:
-    """A format whose lines are packed."""
-
-    name: str
-    suffix: str
-    signatures: tuple[bytes, ...]
-    codec: Callable[[], Codec]
-    """Raises UsageError where the package that packs and unpacks is not installed."""
-
-    def check_package(self) -> None:
-        """Refuse the format where its package is not installed.
-
-        Raises:
-            UsageError: it is not installed.
-        """
-        self.codec()
-
-    def open_output(self, path: str, *, overwrite: bool) -> FrameFile:
-        """Open an output; errors are those of `OutputFile.open` and `check_package`."""
-        file = OutputFile.open(path, overwrite=overwrite)
-        opened = False
-        try:
-            frames = FrameFile(file, self.codec())
-            opened = True
-        finally:
-            if not opened:
-                file.remove_if_created()
-        return frames
-
-    def read_output(self, path: str, start: int = 0) -> Iterator[bytes | int]:
-        """Yield what `read_frames` finds in an output, from an offset on."""
-        with open(path, "rb") as stream:
-            yield from read_frames(stream, self.codec(), start)
-
-
-GZIP = Compressed("gzip", ".gz", (b"\x1f\x8b",), _gzip)
-ZSTD = Compressed(
-    "zstd",
-    ".zst",
-    (
-        b"\x28\xb5\x2f\xfd",
-        *(bytes((0x50 + number, 0x2A, 0x4D, 0x18)) for number in range(16)),  # skippable frames
-    ),
-    _zstd,
-)
-
-
 class UnpackedStream(io.RawIOBase):
     """The content of a packed stream, which is closed with it.
 
     What is torn or damaged raises OSError once all bytes before it were given.
-
-    Raises:
-        UsageError: the package that unpacks it is not installed.
     """
 
-    def __init__(self, source: io.BufferedIOBase, kind: Compressed) -> None:
+    def __init__(self, source: io.BufferedIOBase, codec: Codec) -> None:
         self._source = source
-        self._name = kind.name
-        self._codec = kind.codec()
+        self._codec = codec
         self._member: _Decompressor | None = None
         self._packed = b""
         self._unpacked = memoryview(b"")
@@ -151,7 +108,9 @@ class UnpackedStream(io.RawIOBase):
             self._packed = self._packed or self._source.read1(_INPUT_PIECE_BYTES)
             if not self._packed:
                 if self._member is not None:
-                    raise OSError(f"the {self._name} data ends in the middle; its rest is missing")
+                    raise OSError(
+                        f"the {self._codec.name} data ends in the middle; its rest is missing"
+                    )
                 return 0
             self._unpack()
         size = min(len(buffer), len(self._unpacked))
@@ -174,69 +133,52 @@ class UnpackedStream(io.RawIOBase):
         try:
             self._unpacked = memoryview(self._member.decompress(self._packed))
         except self._codec.failure as error:
-            raise OSError(f"the {self._name} data is damaged: {error}") from error
+            raise OSError(f"the {self._codec.name} data is damaged: {error}") from error
         self._packed = b""
         if self._member.eof:
             self._packed = self._member.unused_data
             self._member = None
 
 
-class FrameFile(RowOutput):
+class FrameFile(OutputFile):
     """An output whose rows are packed: they are in the file after `sync`, if not before."""
 
     holds_rows_back = True
 
-    def __init__(self, file: OutputFile, codec: Codec) -> None:
-        self.path = file.path
-        self.is_regular = file.is_regular
-        self._file = file
-        self._compress = codec.compress
+    def __init__(self, path: str, descriptor: int, *, created: bool) -> None:
+        super().__init__(path, descriptor, created=created)
+        self._compress: Callable[[bytes], bytes]
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+
+    @classmethod
+    def open_packed(cls, path: str, codec: Codec, *, overwrite: bool) -> FrameFile:
+        """Open an output whose frames a codec packs; errors are those of `open`."""
+        file = cls.open(path, overwrite=overwrite)
+        file._compress = codec.compress
+        return file
 
     def cut(self, size: int = 0) -> None:
         """Drop what a regular file holds beyond its first `size` bytes, which end a frame."""
         self._pending.clear()
         self._pending_bytes = 0
-        self._file.cut(size)
+        super().cut(size)
 
     def append(self, lines: bytes) -> None:
-        """Take whole lines.
-
-        Raises:
-            OutputError: a frame could not be written; the file ends with its last whole one.
-            ClosedOutput: the pipe has no reader any more.
-        """
+        """Take whole lines; where writing a frame fails, the file ends with its last whole one."""
         self._pending.append(lines)
         self._pending_bytes += len(lines)
         if self._pending_bytes >= FRAME_BYTES:
             self._end_frame()
 
     def sync(self) -> None:
-        """Put on disk what was taken.
-
-        Raises:
-            OutputError: the disk fails.
-            ClosedOutput: the pipe has no reader any more.
-        """
+        """Put on disk what was taken."""
         self._end_frame()
-        self._file.sync()
-
-    def close(self) -> None:
-        """Close the file; what was not synced is not in it."""
-        self._file.close()
-
-    def remove(self) -> None:
-        """Close the file and delete it."""
-        self._file.remove()
-
-    def remove_if_created(self) -> None:
-        """Close the file and delete it, unless it was there before this run."""
-        self._file.remove_if_created()
+        super().sync()
 
     def _end_frame(self) -> None:
         if self._pending:
-            self._file.append(self._compress(b"".join(self._pending)))
+            super().append(self._compress(b"".join(self._pending)))
             self._pending.clear()
             self._pending_bytes = 0
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import decimal
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -24,7 +23,6 @@ from cbgen.io.column_types import ColumnType, ListType, ObjectType, common_type,
 from cbgen.io.json_values import MAX_DEPTH, decode_row, encode_row, encode_value
 from cbgen.io.output.output_file import (
     OutputFile,
-    RowOutput,
     file_error,
     refuse_path,
     replace_file,
@@ -59,35 +57,6 @@ def load_arrow() -> Any:  # noqa: ANN401  a module that is not always there
             ".parquet files need the package pyarrow: pip install 'cbgen[parquet]'"
         ) from error
     return pyarrow
-
-
-class Parquet:
-    """The format of tables."""
-
-    name = "parquet"
-    suffix = ".parquet"
-    signatures = (b"PAR1",)
-
-    def check_package(self) -> None:
-        """Refuse the format where pyarrow is not installed.
-
-        Raises:
-            UsageError: it is not installed.
-        """
-        load_arrow()
-
-    def open_output(self, path: str, *, overwrite: bool) -> TableFile:
-        """Open an output; errors are those of `TableFile`."""
-        return TableFile(path, overwrite=overwrite)
-
-    def read_output(self, path: str, start: int = 0) -> Iterator[bytes | int]:
-        """Yield all rows of an output, then its size: it can be kept as a whole alone."""
-        if start == 0:
-            yield from read_parquet(path)
-            yield os.path.getsize(path)
-
-
-PARQUET = Parquet()
 
 
 class ParquetRows:
@@ -259,7 +228,7 @@ def _to_text(kind: pyarrow.DataType) -> pyarrow.DataType | None:
     return arrow.string() if arrow.types.is_timestamp(kind) else None
 
 
-class TableFile(RowOutput):
+class TableFile:
     """An output that is written as a whole, beside its name first, when all its rows are there.
 
     Until `write_all` it does not exist, or is an earlier run's.
@@ -270,6 +239,7 @@ class TableFile(RowOutput):
 
     is_regular = True
     is_table = True
+    holds_rows_back = False
 
     def __init__(self, path: str, *, overwrite: bool) -> None:
         load_arrow()

@@ -6,42 +6,98 @@ with none of the signatures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from cbgen.errors import UsageError
-from cbgen.io.formats.compressed import GZIP, ZSTD, Compressed
-from cbgen.io.formats.jsonl import JSON_LINES
-from cbgen.io.formats.parquet import PARQUET
-from cbgen.io.output.output_file import RowOutput
+from cbgen.io.formats.compressed import (
+    Codec,
+    FrameFile,
+    gzip_codec,
+    read_frames,
+    zstd_codec,
+)
+from cbgen.io.formats.parquet import TableFile, load_arrow, read_parquet
+from cbgen.io.output.output_file import OutputFile, read_lines
+
+RowOutput = OutputFile | TableFile
+"""What rows are written to."""
 
 
-class FileFormat(Protocol):
-    """What a format has to say of itself; how its input is read is up to input_files."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFormat:
+    """One format; how its input is read is up to input_files and inputs."""
 
-    @property
-    def name(self) -> str:
-        """The name for messages."""
-
-    @property
-    def suffix(self) -> str:
-        """How the names of its files end."""
-
-    @property
-    def signatures(self) -> tuple[bytes, ...]:
-        """What its files begin with."""
-
-    def check_package(self) -> None:
-        """Refuse the format where the package that it needs is not installed."""
-
-    def open_output(self, path: str, *, overwrite: bool) -> RowOutput:
-        """Open an output."""
-
-    def read_output(self, path: str, start: int = 0) -> Iterator[bytes | int]:
-        """Yield the whole lines of an output from an offset on, and the offsets to cut it at."""
+    name: str
+    """The name for messages."""
+    suffix: str
+    """How the names of its files end."""
+    signatures: tuple[bytes, ...] = ()
+    """What its files begin with."""
+    open_output: Callable[[str, bool], RowOutput]
+    """Opens an output: its path, and whether to overwrite what is there."""
+    read_output: Callable[[str, int], Iterator[bytes | int]]
+    """Yields the whole lines of an output from an offset on, and the offsets to cut it at."""
+    check_package: Callable[[], object] = lambda: None
+    """Raises UsageError where the package that the format needs is not installed."""
+    codec: Callable[[], Codec] | None = None
+    """Packs and unpacks its lines, where they are packed."""
 
 
-FORMATS: tuple[FileFormat, ...] = (JSON_LINES, GZIP, ZSTD, PARQUET)
+def _compressed(
+    name: str, suffix: str, signatures: tuple[bytes, ...], codec: Callable[[], Codec]
+) -> FileFormat:
+    def open_output(path: str, overwrite: bool) -> RowOutput:
+        return FrameFile.open_packed(path, codec(), overwrite=overwrite)
+
+    def read_output(path: str, start: int) -> Iterator[bytes | int]:
+        with open(path, "rb") as stream:
+            yield from read_frames(stream, codec(), start)
+
+    return FileFormat(
+        name=name,
+        suffix=suffix,
+        signatures=signatures,
+        open_output=open_output,
+        read_output=read_output,
+        check_package=codec,
+        codec=codec,
+    )
+
+
+def _read_table(path: str, start: int) -> Iterator[bytes | int]:
+    """Yield all rows of a parquet output, then its size: it can be kept as a whole alone."""
+    if start == 0:
+        yield from read_parquet(path)
+        yield os.path.getsize(path)
+
+
+JSON_LINES = FileFormat(
+    name="text",
+    suffix="",
+    open_output=lambda path, overwrite: OutputFile.open(path, overwrite=overwrite),
+    read_output=read_lines,
+)
+PARQUET = FileFormat(
+    name="parquet",
+    suffix=".parquet",
+    signatures=(b"PAR1",),
+    open_output=lambda path, overwrite: TableFile(path, overwrite=overwrite),
+    read_output=_read_table,
+    check_package=load_arrow,
+)
+_ZSTD_SIGNATURES = (
+    b"\x28\xb5\x2f\xfd",
+    *(bytes((0x50 + number, 0x2A, 0x4D, 0x18)) for number in range(16)),  # skippable frames
+)
+
+FORMATS = (
+    JSON_LINES,
+    _compressed("gzip", ".gz", (b"\x1f\x8b",), gzip_codec),
+    _compressed("zstd", ".zst", _ZSTD_SIGNATURES, zstd_codec),
+    PARQUET,
+)
 """All formats; the first one is that of names without a known suffix."""
 
 HEAD_BYTES = 512
@@ -100,7 +156,7 @@ def choose_format(head: bytes, name: str, *, is_stream: bool) -> FileFormat:
     named = JSON_LINES if is_stream else format_of_name(name)
     content = _content_of(head)
     found = next((kind for kind in FORMATS if kind.name == content), None)
-    if found is not None and (found is named or (is_stream and isinstance(found, Compressed))):
+    if found is not None and (found is named or (is_stream and found.codec is not None)):
         return found
     if found is JSON_LINES:
         raise UsageError(

@@ -112,7 +112,6 @@ def _chat(body: Mapping[str, Any], read: BodyValues) -> Prompt:
         **_token_options(values),
     )
     return Prompt(
-        kind="messages",
         messages=messages,
         tools=None if body.get("tool_choice") == "none" else tools,
         generation_config=read.settings,
@@ -138,7 +137,6 @@ def _completion(body: Mapping[str, Any], read: BodyValues) -> Prompt:
     logprobs = True if wants_logprobs else None
     if isinstance(prompt, str):
         return Prompt(
-            kind="text",
             text=prompt,
             generation_config=read.settings,
             logprobs=logprobs,
@@ -150,7 +148,6 @@ def _completion(body: Mapping[str, Any], read: BodyValues) -> Prompt:
         message = f"prompt must be a string or a list of token ids: {error.message}"
         raise BodyError("invalid_type", message, param="prompt") from error
     return Prompt(
-        kind="token_ids",
         prompt_ids=prompt_ids,
         generation_config=read.settings,
         logprobs=logprobs,

@@ -15,10 +15,9 @@ from typing import Literal
 
 from cbgen.errors import UsageError
 from cbgen.io.dialects import read_outcome
-from cbgen.io.formats.jsonl import read_lines
-from cbgen.io.formats.registry import format_of_name
+from cbgen.io.formats.registry import RowOutput, format_of_name
 from cbgen.io.output.journal import Journal, WaitingRows
-from cbgen.io.output.output_file import RowOutput, journal_path
+from cbgen.io.output.output_file import journal_path, read_lines
 from cbgen.io.rows import RowOutcome
 
 

@@ -40,81 +40,39 @@ class LineStore(Protocol):
         Leaves the store as it is where that fails.
         """
 
-    def clear(self) -> None:
+    def cut(self) -> None:
         """Drop all lines."""
 
     def sync(self) -> None:
         """Put on disk what is kept, where that means something."""
 
-    def close(self) -> None:
-        """Close, leaving on disk what is there."""
-
     def discard(self) -> None:
         """Close and leave nothing."""
 
 
-class Journal:
+class Journal(OutputFile):
     """A line store in a named file, which a crash leaves readable."""
-
-    def __init__(self, path: str, *, overwrite: bool) -> None:
-        self._path = path
-        self._file = OutputFile.open(path, overwrite=overwrite)
-
-    @property
-    def size(self) -> int:
-        """Bytes kept."""
-        return self._file.size
-
-    def clear(self) -> None:
-        """Drop all lines, those that an earlier run left too."""
-        self._file.cut()
-
-    def cut(self, size: int) -> None:
-        """Keep the first `size` bytes, which are lines of an earlier run."""
-        self._file.cut(size)
-
-    def append(self, line: bytes) -> None:
-        """Keep a line at the offset `size`, on its way to disk."""
-        self._file.append(line)
-
-    def line_at(self, offset: int) -> bytes:
-        """Return the line at an offset."""
-        return self._file.line_at(offset)
 
     def rewrite(self, lines: Iterable[bytes]) -> None:
         """Keep these lines alone; at every moment one complete file has the journal's name."""
-        replacement = OutputFile.open(self._path + _NEW, overwrite=True)
+        replacement = OutputFile.open(self.path + _NEW, overwrite=True)
         replacement.cut()
         complete = False
         try:
             for line in lines:
                 replacement.append(line)
             replacement.sync()
-            replace_file(replacement.path, self._path)
+            replace_file(replacement.path, self.path)
             complete = True
         finally:
             if not complete:
                 replacement.remove()
-        replacement.path = self._path
-        self._file.close()
-        self._file = replacement
-
-    def sync(self) -> None:
-        """Put on disk what is kept."""
-        self._file.sync()
-
-    def close(self) -> None:
-        """Close the file and leave it."""
-        self._file.close()
+        self.take_over(replacement)
 
     def discard(self) -> None:
         """Delete the file, and what a crash during a rewrite may have left."""
-        Path(self._path + _NEW).unlink(missing_ok=True)
-        self._file.remove()
-
-    def remove_if_created(self) -> None:
-        """Delete the file, unless it was there before this run."""
-        self._file.remove_if_created()
+        Path(self.path + _NEW).unlink(missing_ok=True)
+        self.remove()
 
 
 class Spool:
@@ -156,16 +114,12 @@ class Spool:
         self._file.close()
         self._file, self._size = replacement._file, replacement._size
 
-    def clear(self) -> None:
+    def cut(self) -> None:
         """Drop all lines."""
         self.rewrite(())
 
     def sync(self) -> None:
         """Do nothing: a crash takes these lines anyway."""
-
-    def close(self) -> None:
-        """Drop everything."""
-        self._file.close()
 
     def discard(self) -> None:
         """Drop everything."""
@@ -254,7 +208,7 @@ class WaitingRows:
     def compact(self) -> None:
         """Shrink the store to what waits. What was dropped must be safe elsewhere by then."""
         if not self:
-            self.store.clear()
+            self.store.cut()
             return
         moved = array("Q")
         self.store.rewrite(self._lines_noting_offsets(moved))

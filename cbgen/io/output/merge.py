@@ -16,8 +16,8 @@ from typing import BinaryIO, cast
 
 from cbgen.errors import UsageError
 from cbgen.io.dialects import read_outcome
-from cbgen.io.formats.parquet import PARQUET, read_parquet
-from cbgen.io.formats.registry import format_of_name
+from cbgen.io.formats.parquet import read_parquet
+from cbgen.io.formats.registry import PARQUET, format_of_name
 from cbgen.io.input_files import ReopenedFile, is_remote, open_remote, refuse_remote_output, unpack
 from cbgen.io.inputs import Shard, find_inputs
 from cbgen.io.output.output_file import (
@@ -117,7 +117,7 @@ def merge_shards(output: str, shards: Sequence[str], *, overwrite: bool = False)
         OutputFile.open(path, overwrite=False).write_all(lines)
         return report
     stem, suffix = os.path.splitext(output)
-    file = format_of_name(output).open_output(f"{stem}.merging{suffix}", overwrite=True)
+    file = format_of_name(output).open_output(f"{stem}.merging{suffix}", True)
     done = False
     try:
         file.cut()

@@ -11,9 +11,9 @@ import errno
 import os
 import select
 import stat
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar, Self
 
 from cbgen.errors import OutputError, UsageError
 
@@ -27,73 +27,17 @@ class ClosedOutput(Exception):
     """The reader of a pipe went away (`| head -1`): a quiet end, not an error."""
 
 
-class RowOutput(ABC):
-    """What rows are written to, in one of the formats.
-
-    Attributes:
-        path: its name.
-        is_regular: whether it is a file and no pipe.
-        holds_rows_back: whether rows may be in the file only after `sync`.
-        is_table: whether it takes no single rows: `write_all` writes it when all are there.
-    """
-
-    path: str
-    is_regular: bool
-    holds_rows_back = False
-    is_table = False
-
-    @abstractmethod
-    def cut(self, size: int = 0) -> None:
-        """Drop what a regular file holds beyond its first `size` bytes."""
-
-    @abstractmethod
-    def append(self, lines: bytes) -> None:
-        """Take whole lines."""
-
-    @abstractmethod
-    def sync(self) -> None:
-        """Put on disk what was taken."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the file."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Close and delete the file."""
-
-    @abstractmethod
-    def remove_if_created(self) -> None:
-        """Close the file and delete it, unless it was there before this run."""
-
-    def write_all(self, lines: Callable[[], Iterator[bytes]]) -> None:
-        """Write all rows, and put them on disk.
-
-        Args:
-            lines: gives the rows; a table asks for them twice.
-
-        Raises:
-            OutputError: they cannot be written.
-            ClosedOutput: the pipe has no reader any more.
-        """
-        chunk: list[bytes] = []
-        size = 0
-        for line in lines():
-            chunk.append(line)
-            size += len(line)
-            if size >= _CHUNK_BYTES:
-                self.append(b"".join(chunk))
-                chunk, size = [], 0
-        self.append(b"".join(chunk))
-        self.sync()
-
-
-class OutputFile(RowOutput):
+class OutputFile:
     """An open output of lines.
 
     What a file held before stays until `cut`, so that a run that fails before its first row
     destroys nothing.
     """
+
+    is_table: ClassVar[bool] = False
+    """Whether it takes no single rows: `write_all` writes it when all are there."""
+    holds_rows_back: ClassVar[bool] = False
+    """Whether rows may be in the file only after `sync`."""
 
     def __init__(self, path: str, descriptor: int, *, created: bool) -> None:
         self.path = path
@@ -106,7 +50,7 @@ class OutputFile(RowOutput):
         self._unsynced = False
 
     @classmethod
-    def open(cls, path: str, *, overwrite: bool) -> OutputFile:
+    def open(cls, path: str, *, overwrite: bool) -> Self:
         """Open an output; `-` is stdout.
 
         Raises:
@@ -159,6 +103,27 @@ class OutputFile(RowOutput):
         self.size += len(lines)
         self._unsynced = True
 
+    def write_all(self, lines: Callable[[], Iterator[bytes]]) -> None:
+        """Write all rows, and put them on disk.
+
+        Args:
+            lines: gives the rows.
+
+        Raises:
+            OutputError: they cannot be written.
+            ClosedOutput: the pipe has no reader any more.
+        """
+        chunk: list[bytes] = []
+        size = 0
+        for line in lines():
+            chunk.append(line)
+            size += len(line)
+            if size >= _CHUNK_BYTES:
+                self.append(b"".join(chunk))
+                chunk, size = [], 0
+        self.append(b"".join(chunk))
+        self.sync()
+
     def line_at(self, offset: int) -> bytes:
         """Return the line that begins at a byte offset of a regular file.
 
@@ -205,6 +170,12 @@ class OutputFile(RowOutput):
             os.close(descriptor)
         except OSError as error:
             raise self._output_error(error) from error
+
+    def take_over(self, other: OutputFile) -> None:
+        """Go on in another open file, which has this one's name by now."""
+        self.close()
+        self._descriptor, self.size = other.descriptor, other.size
+        self._torn = self._unsynced = False
 
     def remove(self) -> None:
         """Close and delete the file.
@@ -346,3 +317,19 @@ def _write_fully(descriptor: int, data: bytes) -> None:
             rest = rest[os.write(descriptor, rest) :]
         except BlockingIOError:  # someone made the pipe non-blocking
             select.select((), (descriptor,), ())
+
+
+def read_lines(path: str, start: int = 0) -> Iterator[bytes | int]:
+    """Yield the whole lines of a file from an offset on, and behind each where it ends.
+
+    A torn last line is left out; a file that does not exist has no lines.
+    """
+    if not os.path.exists(path):
+        return
+    with open(path, "rb") as stream:
+        stream.seek(start)
+        for line in stream:
+            if line.endswith(b"\n"):
+                start += len(line)
+                yield line
+                yield start

@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from cbgen.errors import OutputError
-from cbgen.io.formats.jsonl import JSON_LINES
-from cbgen.io.formats.registry import format_of_name
+from cbgen.io.formats.registry import JSON_LINES, format_of_name
 from cbgen.io.output.finished_rows import FinishedRows
 from cbgen.io.output.journal import Journal, Spool, WaitingRows
 from cbgen.io.output.output_file import ClosedOutput, journal_path, refuse_same_file
@@ -174,12 +173,12 @@ class RowWriter:
     def _open(self, overwrite: bool) -> None:
         """Open output and journal, both or none."""
         kind = format_of_name(self._path)
-        self._output = kind.open_output(self._path, overwrite=overwrite)
+        self._output = kind.open_output(self._path, overwrite)
         opened = False
         try:
             is_direct = self._order == "completion" and kind is JSON_LINES
             if self._output.is_regular and (not is_direct or self._earlier is not None):
-                self._journal = Journal(journal_path(self._path), overwrite=overwrite)
+                self._journal = Journal.open(journal_path(self._path), overwrite=overwrite)
             opened = True
         finally:
             if not opened:
@@ -198,7 +197,7 @@ class RowWriter:
             if self._earlier is None:
                 self._output.cut()
                 if self._journal is not None:
-                    self._journal.clear()
+                    self._journal.cut()
             else:
                 assert self._journal is not None, "who resumes has a journal"
                 if self._output.is_table:
