@@ -82,13 +82,13 @@ class BackgroundEngine:
         self._was_started = False
         self._keeps_engine = False
         self._is_hard_stop = False
-        self._is_lost = False
+        self._is_forked = False
 
     @property
     def loop(self) -> EngineLoop | None:
         """The thread of the engine, None if none runs in this process."""
         loan = self._loan
-        return None if loan is None or self._is_lost else loan.loop
+        return None if loan is None or self._is_forked else loan.loop
 
     @property
     def is_new(self) -> bool:
@@ -98,7 +98,7 @@ class BackgroundEngine:
     @property
     def is_warm(self) -> bool:
         """Whether an engine is there."""
-        return self.built is not None and not self._is_lost
+        return self.built is not None and not self._is_forked
 
     @property
     def is_held(self) -> bool:
@@ -158,10 +158,11 @@ class BackgroundEngine:
             )
             self.failure = None
             self._keeps_engine = self._is_hard_stop = False
+            loan = ModelLoan(self.model, loop)
+            loan.take()
             self._router.open()
-            loan = self._loan = ModelLoan(self.model, loop)
+            self._loan = loan
             try:
-                loan.take()
                 loop.start()
             except RuntimeError:  # the system has no thread for it
                 self._loan = None
@@ -185,12 +186,12 @@ class BackgroundEngine:
         self._refuse_to_wait_in_a_pause()
         with self._lock:
             self._keeps_engine = keeps_engine
-        has_ended = self.end(hard_stop=hard_stop, timeout=timeout)
+        has_ended = self.stop_loop(hard_stop=hard_stop, timeout=timeout)
         if has_ended and not keeps_engine and self.model.device.type == "cuda":
             torch.cuda.empty_cache()
         return has_ended
 
-    def end(self, *, hard_stop: bool, timeout: float | None) -> bool:
+    def stop_loop(self, *, hard_stop: bool, timeout: float | None) -> bool:
         """Stop as `stop` does, also in a thread that holds a pause; for the exit of the process."""
         loop = self.loop
         if loop is None:
@@ -234,7 +235,7 @@ class BackgroundEngine:
             RuntimeError: it does not run.
         """
         loan = self._loan
-        if loan is None or self._is_lost:
+        if loan is None or self._is_forked:
             if self.failure is not None:
                 raise self._router.death(self.failure)
             raise ManagerStopped("cannot pause: the manager does not run")
@@ -265,12 +266,12 @@ class BackgroundEngine:
             "the manager was stopped and takes no requests; start() lets it take them again"
         )
 
-    def lose(self) -> None:
-        """Note that this process was forked: the engine's thread is not in it."""
-        self._is_lost = True
+    def after_fork(self) -> None:
+        """Take note in a forked process that the engine's thread is not in it."""
+        self._is_forked = True
         self._lock = threading.RLock()  # the old one may be held by a thread that is not here
         self.failure = EngineError(_FORKED)
-        self._router.lose(self.failure)
+        self._router.after_fork(self.failure)
 
     def put(self, outputs: Sequence[GenerationOutput]) -> None:
         """Pass on requests that have ended; called by the loop."""
@@ -307,7 +308,7 @@ class BackgroundEngine:
     def _refuse_if_unusable(self) -> None:
         if self.is_destroyed:
             raise ManagerStopped("the manager was destroyed; make a new one")
-        if self._is_lost:
+        if self._is_forked:
             raise ManagerStopped(_FORKED)
 
     def _refuse_to_wait_in_a_pause(self) -> None:
@@ -349,30 +350,30 @@ class RunningEngines:
         self.is_exiting = True
         has_failed = getattr(sys, "last_value", None) is not None
         for engine in list(self._engines):
-            engine.end(hard_stop=has_failed, timeout=0)
+            engine.stop_loop(hard_stop=has_failed, timeout=0)
 
     def stop_all(self) -> None:
         """Stop them at the exit; one that a pause holds runs nothing and can be left alone."""
         engines = [engine for engine in list(self._engines) if not engine.is_held]
         for engine in engines:
-            engine.end(hard_stop=True, timeout=0)
+            engine.stop_loop(hard_stop=True, timeout=0)
         deadline = time.monotonic() + EXIT_SECONDS
         for engine in engines:
-            engine.end(hard_stop=True, timeout=max(0.0, deadline - time.monotonic()))
+            engine.stop_loop(hard_stop=True, timeout=max(0.0, deadline - time.monotonic()))
         for thread in list(self._ending_threads):
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def lose_all(self) -> None:
-        """Forget those of the process that this one was forked from."""
+    def after_fork(self) -> None:
+        """Forget those of the process that this one was forked from, and let them know."""
         engines, self._engines = self._engines, set()
         self._ending_threads = set()
         for engine in engines:
-            engine.lose()
+            engine.after_fork()
 
 
 running_engines = RunningEngines()
 atexit.register(running_engines.stop_all)
-os.register_at_fork(after_in_child=running_engines.lose_all)
+os.register_at_fork(after_in_child=running_engines.after_fork)
 # Not public, but how executors do it: unlike atexit it comes before threads are waited for. The
 # last to register is called first, so here before executors wait for their threads.
 if hasattr(threading, "_register_atexit"):

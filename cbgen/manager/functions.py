@@ -29,7 +29,7 @@ from cbgen.manager.configs import (
     generation_settings,
     setting,
 )
-from cbgen.manager.manager import ContinuousBatchingManager, kept_manager
+from cbgen.manager.manager import ContinuousBatchingManager, persistent_manager_of
 from cbgen.manager.outputs import EngineDied, RequestOutput
 from cbgen.manager.requests import GivenRequest
 from cbgen.manager.token_inputs import TokenInputs, prompt_id_lists
@@ -84,7 +84,7 @@ def init_continuous_batching(
         logprobs=logprobs_mode if config.return_logprobs else None,
         tokenizer=tokenizer,
     )
-    kept = kept_manager(model)
+    kept = persistent_manager_of(model)
     if kept is not None:
         kept.reconfigure(setup, settings)
         return kept
@@ -219,7 +219,7 @@ def generate_batch(  # noqa: PLR0913  as in transformers
 
 def destroy_cached_continuous_batching_manager(model: PreTrainedModel) -> None:
     """Destroy the manager that is kept with a model, if there is one."""
-    kept = kept_manager(model)
+    kept = persistent_manager_of(model)
     if kept is not None:
         kept.destroy()
 

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_KEPT_NAME = "_cbgen_manager"
+_ATTRIBUTE = "_cbgen_manager"
 
 
 class ContinuousBatchingManager:
@@ -68,7 +68,7 @@ class ContinuousBatchingManager:
         self._engine = BackgroundEngine(model, setup, self._router)
         self._shared_model = shared_model(model)
         self._lock = threading.Lock()
-        self._num_named = 0
+        self._num_made_ids = 0
         self._before_start: list[TrackedRequest] = []
         # Weak: a kept manager lives with its model, which must not live for ever.
         weakref.finalize(self, _abandon, weakref.ref(self._engine)).atexit = False
@@ -99,7 +99,7 @@ class ContinuousBatchingManager:
         """Take no more requests and end the background thread once all are answered.
 
         Args:
-            block: wait for the end, of which the outputs that are still there can be fetched after.
+            block: wait for the end; outputs that are still there can be fetched after it.
             timeout: seconds to wait; the thread goes on to its end if they are over.
             keep_for_next_session: keep the engine's memory, and the manager with the model, where
                 the functions that make managers find it.
@@ -119,10 +119,10 @@ class ContinuousBatchingManager:
         if block and not has_ended:
             logger.warning("the manager did not end within %s s; it goes on to its end", timeout)
         if keep_for_next_session and not self.has_failed:
-            self._engine.model.__dict__[_KEPT_NAME] = _KeptManager(self)
+            self._engine.model.__dict__[_ATTRIBUTE] = _PersistentManager(self)
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
-        """Wait for the end of the background thread, for which something else has to ask.
+        """Wait for the end of the background thread, without asking for it.
 
         Args:
             stop_trigger_time: has no effect; transformers logs how long ago that was.
@@ -141,10 +141,10 @@ class ContinuousBatchingManager:
         self.discard()
 
     def discard(self) -> None:
-        """Destroy without waiting: a thread that still stops ends by itself."""
+        """Destroy without waiting; a thread that is still stopping ends by itself."""
         self._engine.destroy()
-        if kept_manager(self._engine.model) is self:
-            del self._engine.model.__dict__[_KEPT_NAME]
+        if persistent_manager_of(self._engine.model) is self:
+            del self._engine.model.__dict__[_ATTRIBUTE]
 
     def warmup(self) -> None:
         """Build the engine and run the model once, so that `start` is quick.
@@ -187,10 +187,10 @@ class ContinuousBatchingManager:
         return self._engine.failure is not None
 
     def raise_untold_failure(self) -> None:
-        """Do nothing, unless the engine has died and no caller has heard of it.
+        """Raise the engine's failure if no caller has heard of it yet.
 
         Raises:
-            EngineDied: it has.
+            EngineDied: the engine has died.
         """
         failure = self._engine.failure
         if failure is not None and not self._router.is_failure_told:
@@ -285,7 +285,7 @@ class ContinuousBatchingManager:
         Raises:
             TypeError, ManagerStopped, EngineDied: as `add_request`.
             ValueError: `request_ids` or `generation_configs` are more or fewer than `inputs`.
-            UsageError: one of `generation_configs` is none.
+            UsageError: one of `generation_configs` is no generation config.
         """
         prompts = prompt_id_lists(inputs)
         ids = _one_for_each("request_ids", request_ids, len(prompts))
@@ -444,7 +444,7 @@ class ContinuousBatchingManager:
         ids: list[list[str]] = []
         ready: list[TrackedRequest] = []
         for item in given:
-            request_id = self._new_name() if item.request_id is None else item.request_id
+            request_id = self._new_request_id() if item.request_id is None else item.request_id
             samples = make_samples(item, request_id, self._settings, self._tokenizer)
             ids.append([sample.request.request_id for sample in samples])
             if not self._router.expect(samples, follower):
@@ -460,11 +460,11 @@ class ContinuousBatchingManager:
         self._submit(ready, may_wait=not self._shared_model.is_pausing())
         return ids
 
-    def _new_name(self) -> str:
+    def _new_request_id(self) -> str:
         with self._lock:
             while True:
-                name = f"req_{self._num_named}"
-                self._num_named += 1
+                name = f"req_{self._num_made_ids}"
+                self._num_made_ids += 1
                 if not self._router.is_known(name):
                     return name
 
@@ -554,17 +554,17 @@ def _abandon(reference: weakref.ref[BackgroundEngine]) -> None:
         _thread.start_new_thread(ending.start, ())
 
 
-class _KeptManager:
+class _PersistentManager:
     """Holds a manager in the attributes of its model; copies and pickles of the model have none."""
 
     def __init__(self, manager: ContinuousBatchingManager | None = None) -> None:
         self.manager = manager
 
-    def __reduce__(self) -> tuple[type[_KeptManager], tuple[()]]:
-        return (_KeptManager, ())
+    def __reduce__(self) -> tuple[type[_PersistentManager], tuple[()]]:
+        return (_PersistentManager, ())
 
 
-def kept_manager(model: PreTrainedModel) -> ContinuousBatchingManager | None:
-    """Return the manager that a stop with `keep_for_next_session` left with a model, or None."""
-    kept = model.__dict__.get(_KEPT_NAME)
-    return kept.manager if isinstance(kept, _KeptManager) else None
+def persistent_manager_of(model: PreTrainedModel) -> ContinuousBatchingManager | None:
+    """Return the manager that `stop(keep_for_next_session=True)` left with a model, or None."""
+    kept = model.__dict__.get(_ATTRIBUTE)
+    return kept.manager if isinstance(kept, _PersistentManager) else None

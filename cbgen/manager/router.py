@@ -250,12 +250,9 @@ class OutputRouter:
         """
         self._lock.call(partial(self._unfollow, tuple(request_ids), queue))
 
-    def lose(self, failure: EngineError) -> None:
-        """Close without telling anybody: those who waited are in the process that was forked.
-
-        The lock may be held by a thread that does not exist here.
-        """
-        self._lock = DeferringLock()
+    def after_fork(self, failure: EngineError) -> None:
+        """Close in a forked process without telling anybody: those who wait are not in it."""
+        self._lock = DeferringLock()  # the old one may be held by a thread that is not here
         self._waiters = _Waiters()
         self._followers.clear()
         self._closed = Closed(failure)
@@ -469,7 +466,7 @@ class _Waiters:
                 self._end(waiter, closed)
 
     def end_answered(self, closed: Closed) -> None:
-        """The same for those who wait no longer than there are unanswered requests."""
+        """Tell those whose wait ends once all requests are answered, and let them go."""
         for waiter in list(self._waiters.get(None, ())):
             if waiter.ends_when_answered:
                 self._end(waiter, closed)

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
 import cbgen
-from cbgen.manager.manager import kept_manager
+from cbgen.manager.manager import persistent_manager_of
 from tests.helpers.models import greedy_reference, random_model, tiny_config, tiny_reference
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -33,7 +33,7 @@ def test_a_persistent_manager_answers_again_and_goes_on_numbering(own_model):
 def test_a_persistent_manager_keeps_its_engine_and_applies_new_settings(own_model):
     options = {"persistent_manager": True}
     cbgen.generate_batch(own_model, [PROMPT], max_new_tokens=3, **options)
-    kept = kept_manager(own_model)
+    kept = persistent_manager_of(own_model)
     engine = kept._engine.built.engine
     outputs = cbgen.generate_batch(
         own_model,
@@ -42,7 +42,7 @@ def test_a_persistent_manager_keeps_its_engine_and_applies_new_settings(own_mode
         {"return_logprobs": True, "seed": 3},
         **options,
     )
-    assert kept_manager(own_model) is kept
+    assert persistent_manager_of(own_model) is kept
     assert kept._engine.built.engine is engine
     (output,) = outputs.values()
     assert output.generated_tokens != tiny_reference("llama", PROMPT, 4)
@@ -58,7 +58,7 @@ def test_a_persistent_manager_builds_another_engine_where_settings_need_one(own_
         {"page_size": 8},
         persistent_manager=True,
     )
-    assert kept_manager(own_model)._engine.built.plan.cache.page_size == 8
+    assert persistent_manager_of(own_model)._engine.built.plan.cache.page_size == 8
 
 
 def test_a_persistent_manager_sees_weights_that_changed_between_two_calls(own_model):
@@ -108,14 +108,14 @@ def test_a_running_manager_refuses_another_engine_by_name(own_model):
 def test_a_destroyed_manager_is_not_returned_again(own_model):
     cbgen.generate_batch(own_model, [PROMPT], max_new_tokens=1, persistent_manager=True)
     cbgen.destroy_cached_continuous_batching_manager(own_model)
-    assert kept_manager(own_model) is None
+    assert persistent_manager_of(own_model) is None
     assert list(cbgen.generate_batch(own_model, [PROMPT], max_new_tokens=1)) == ["req_0"]
 
 
 def test_a_model_with_a_persistent_manager_can_be_copied_and_pickled(own_model):
     cbgen.generate_batch(own_model, [PROMPT], max_new_tokens=1, persistent_manager=True)
     for twin in (copy.deepcopy(own_model), pickle.loads(pickle.dumps(own_model))):
-        assert kept_manager(twin) is None
+        assert persistent_manager_of(twin) is None
         assert list(cbgen.generate_batch(twin, [PROMPT], max_new_tokens=1)) == ["req_0"]
 
 

@@ -208,6 +208,22 @@ def test_a_request_is_cancelled_before_the_start(monkeypatch):
     manager.destroy()
 
 
+def test_a_single_sample_is_cancelled_before_the_start(monkeypatch):
+    from tests.helpers.managers import scripted_manager
+
+    manager = scripted_manager(monkeypatch)
+    options = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 2}
+    manager.add_request([1], request_id="a", **options)
+    manager.cancel_request("a__child#0")
+    manager.start()
+    assert {output.request_id: output.status.name for output in manager} == {
+        "a": "FINISHED",
+        "a__child#0": "CANCELLED",
+        "a__child#1": "FINISHED",
+    }
+    manager.destroy()
+
+
 def test_requests_go_on_after_all_running_ones_were_cancelled(scripted):
     gate, model = gated(2)
     manager = scripted(model, max_requests=2, max_context=10**6, num_blocks=10**4)
