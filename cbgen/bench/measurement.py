@@ -35,8 +35,8 @@ from cbgen.engine.cpu.decoder import take_part_seconds
 from cbgen.engine.events import StepStats, StepTimes
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.attach import attached
-from cbgen.engine.model.facts import ModelFacts
 from cbgen.engine.model.load import load_model
+from cbgen.engine.model.probe import ModelFacts
 from cbgen.engine.request import FinishReason, GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.errors import EngineError, UsageError

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.cpu import native
 from cbgen.engine.cpu.decoder import held_screen_bytes
-from cbgen.engine.model.facts import ModelFacts
+from cbgen.engine.model.probe import ModelFacts
 
 _TURNS = 10
 """Measurements, of which the best counts."""

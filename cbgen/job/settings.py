@@ -10,8 +10,8 @@ from cbgen.generation.fields import GENERATION_SECTION
 from cbgen.recipe.schema import SECTIONS, SWITCHES, Recipe
 
 if TYPE_CHECKING:
-    from cbgen.engine.model.facts import ModelFacts
     from cbgen.engine.model.load import LoadedModel
+    from cbgen.engine.model.probe import ModelFacts
     from cbgen.engine.plan import EnginePlan
     from cbgen.job.preparer import Preparer
 

@@ -20,7 +20,7 @@ from cbgen.engine.config import (
     WorkloadHints,
     config_field_names,
 )
-from cbgen.engine.model.facts import end_of_sequence_ids
+from cbgen.engine.model.probe import end_of_sequence_ids
 from cbgen.engine.text.detokenizer import Decoder
 from cbgen.errors import RowError, UsageError
 from cbgen.generation.check import FieldError, check_generation_fields

@@ -22,7 +22,7 @@ from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.cpu import native
 from cbgen.engine.cpu.fusing import fuse_decoder
 from cbgen.engine.cpu.linears import pack_linears
-from cbgen.engine.model.facts import ModelFacts
+from cbgen.engine.model.probe import ModelFacts
 from tests.helpers.models import random_model, tiny_config, tiny_model
 
 CPU = torch.device("cpu")

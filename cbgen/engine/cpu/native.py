@@ -38,6 +38,12 @@ PARTS = ("products", "attention", "small")
 """What the library measures the time of, in its order; "small" are norms, rotary embedding and
 writes to the cache. Activations are part of the products whose results they take."""
 
+_PAGE_STRIDES = (
+    *("key_block_stride", "key_token_stride", "key_head_stride"),
+    *("value_block_stride", "value_token_stride", "value_head_stride"),
+)
+"""What the library must know of the pages of a layer."""
+
 _ROTATION = 64
 """Depths of an int8 weight that are rotated together."""
 
@@ -48,21 +54,28 @@ _REMEDY = "install cbgen again where there is a C++ compiler"
 _INSTRUCTION_SET_VARIABLE = "CBGEN_INSTRUCTION_SET"
 
 
+def _pointers(*names: str) -> tuple[tuple[str, type], ...]:
+    """Return the fields of a structure that are addresses."""
+    return tuple((name, ctypes.c_void_p) for name in names)
+
+
+def _numbers(*names: str) -> tuple[tuple[str, type], ...]:
+    """Return the fields of a structure that are 64-bit integers."""
+    return tuple((name, ctypes.c_int64) for name in names)
+
+
 class Linear(ctypes.Structure):
     """`CbgenLinear`."""
 
     _fields_ = (
-        ("input", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("input_stride", ctypes.c_int64),
-        ("weights", ctypes.c_void_p),
-        ("depth", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("bias", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("output_stride", ctypes.c_int64),
+        *_pointers("input"),
+        *_numbers("rows", "input_stride"),
+        *_pointers("weights"),
+        *_numbers("depth", "columns"),
+        *_pointers("bias", "output"),
+        *_numbers("output_stride"),
         ("format", ctypes.c_int32),
-        ("next", ctypes.c_void_p),
+        *_pointers("next"),
     )
 
 
@@ -70,31 +83,17 @@ class Attention(ctypes.Structure):
     """`CbgenAttention`."""
 
     _fields_ = (
-        ("query", ctypes.c_void_p),
-        ("query_token_stride", ctypes.c_int64),
-        ("query_head_stride", ctypes.c_int64),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("key_block_stride", ctypes.c_int64),
-        ("key_token_stride", ctypes.c_int64),
-        ("key_head_stride", ctypes.c_int64),
-        ("value_block_stride", ctypes.c_int64),
-        ("value_token_stride", ctypes.c_int64),
-        ("value_head_stride", ctypes.c_int64),
-        ("block_tables", ctypes.c_void_p),
-        ("block_table_stride", ctypes.c_int64),
-        ("query_starts", ctypes.c_void_p),
-        ("key_lens", ctypes.c_void_p),
-        ("requests", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("key_dim", ctypes.c_int64),
-        ("value_dim", ctypes.c_int64),
-        ("page_size", ctypes.c_int64),
-        ("window", ctypes.c_int64),
-        ("chunk", ctypes.c_int64),
-        ("sinks", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
+        *_pointers("query"),
+        *_numbers("query_token_stride", "query_head_stride"),
+        *_pointers("keys", "values"),
+        *_numbers(*_PAGE_STRIDES),
+        *_pointers("block_tables"),
+        *_numbers("block_table_stride"),
+        *_pointers("query_starts", "key_lens"),
+        *_numbers(
+            "requests", "heads", "kv_heads", "key_dim", "value_dim", "page_size", "window", "chunk"
+        ),
+        *_pointers("sinks", "output"),
         ("scaling", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("format", ctypes.c_int32),
@@ -105,7 +104,7 @@ class Product(ctypes.Structure):
     """`CbgenProduct`."""
 
     _fields_ = (
-        ("count", ctypes.c_int64),
+        *_numbers("count"),
         ("offsets", ctypes.c_int64 * MOST_PARTS),
         ("parts", Linear * MOST_PARTS),
     )
@@ -115,15 +114,8 @@ class Cache(ctypes.Structure):
     """`CbgenCache`."""
 
     _fields_ = (
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("key_block_stride", ctypes.c_int64),
-        ("key_token_stride", ctypes.c_int64),
-        ("key_head_stride", ctypes.c_int64),
-        ("value_block_stride", ctypes.c_int64),
-        ("value_token_stride", ctypes.c_int64),
-        ("value_head_stride", ctypes.c_int64),
-        ("page_size", ctypes.c_int64),
+        *_pointers("keys", "values"),
+        *_numbers(*_PAGE_STRIDES, "page_size"),
     )
 
 
@@ -131,18 +123,14 @@ class DecoderLayer(ctypes.Structure):
     """`CbgenDecoderLayer`."""
 
     _fields_ = (
-        ("attention_norm", ctypes.c_void_p),
-        ("mlp_norm", ctypes.c_void_p),
-        ("query_norm", ctypes.c_void_p),
-        ("key_norm", ctypes.c_void_p),
+        *_pointers("attention_norm", "mlp_norm", "query_norm", "key_norm"),
         ("query_key_value", Product),
         ("output", Product),
         ("gate", Linear),
         ("up", Linear),
         ("down", Product),
         ("cache", Cache),
-        ("group", ctypes.c_int64),
-        ("rotary_dim", ctypes.c_int64),
+        *_numbers("group", "rotary_dim"),
         ("scaling", ctypes.c_float),
     )
 
@@ -152,17 +140,19 @@ class Decoder(ctypes.Structure):
 
     _fields_ = (
         ("layers", ctypes.POINTER(DecoderLayer)),
-        ("num_layers", ctypes.c_int64),
-        ("last_norm", ctypes.c_void_p),
-        ("hidden_size", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("query_offset", ctypes.c_int64),
-        ("key_offset", ctypes.c_int64),
-        ("value_offset", ctypes.c_int64),
-        ("heads_width", ctypes.c_int64),
-        ("intermediate_size", ctypes.c_int64),
+        *_numbers("num_layers"),
+        *_pointers("last_norm"),
+        *_numbers(
+            "hidden_size",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "query_offset",
+            "key_offset",
+            "value_offset",
+            "heads_width",
+            "intermediate_size",
+        ),
         ("epsilon", ctypes.c_float),
     )
 
@@ -171,11 +161,10 @@ class StepGroup(ctypes.Structure):
     """`CbgenStepGroup`."""
 
     _fields_ = (
-        ("block_tables", ctypes.c_void_p),
-        ("block_table_stride", ctypes.c_int64),
-        ("slots", ctypes.c_void_p),
-        ("window", ctypes.c_int64),
-        ("chunk", ctypes.c_int64),
+        *_pointers("block_tables"),
+        *_numbers("block_table_stride"),
+        *_pointers("slots"),
+        *_numbers("window", "chunk"),
     )
 
 
@@ -184,10 +173,7 @@ class BestColumns(ctypes.Structure):
 
     _fields_ = (
         ("linear", Linear),
-        ("rounded", ctypes.c_void_p),
-        ("errors", ctypes.c_void_p),
-        ("places", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
+        *_pointers("rounded", "errors", "places", "values"),
     )
 
 
@@ -195,18 +181,14 @@ class Step(ctypes.Structure):
     """`CbgenStep`."""
 
     _fields_ = (
-        ("hidden", ctypes.c_void_p),
-        ("tokens", ctypes.c_int64),
-        ("cos", ctypes.c_void_p),
-        ("sin", ctypes.c_void_p),
-        ("query_starts", ctypes.c_void_p),
-        ("key_lens", ctypes.c_void_p),
-        ("requests", ctypes.c_int64),
+        *_pointers("hidden"),
+        *_numbers("tokens"),
+        *_pointers("cos", "sin", "query_starts", "key_lens"),
+        *_numbers("requests"),
         ("groups", ctypes.POINTER(StepGroup)),
-        ("wanted", ctypes.c_void_p),
-        ("num_wanted", ctypes.c_int64),
-        ("output", ctypes.c_void_p),
-        ("seconds", ctypes.c_void_p),
+        *_pointers("wanted"),
+        *_numbers("num_wanted"),
+        *_pointers("output", "seconds"),
     )
 
 

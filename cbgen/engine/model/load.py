@@ -32,8 +32,8 @@ from cbgen.engine.cpu.int8 import check_quantization, quantize_for_cpu
 from cbgen.engine.cpu.packing import HALVES, can_pack, pack_for_cpu
 from cbgen.engine.model.checkpoint import load_unwidened, matrix_dtypes
 from cbgen.engine.model.dtype import DtypeChoice, choose_dtype
-from cbgen.engine.model.facts import end_of_sequence_ids
 from cbgen.engine.model.gguf import reading_once
+from cbgen.engine.model.probe import end_of_sequence_ids
 from cbgen.errors import UsageError
 
 logger = logging.getLogger(__name__)

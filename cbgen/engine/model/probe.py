@@ -10,6 +10,7 @@ logits. On the meta device, where there are no logits to compare, the signature 
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -21,7 +22,6 @@ from cbgen.engine.cpu.decoder import held_screen_bytes
 from cbgen.engine.cpu.linears import packed_bytes
 from cbgen.engine.forward import run_model
 from cbgen.engine.model.attach import attached
-from cbgen.engine.model.facts import ModelFacts
 from cbgen.errors import UsageError
 
 _SEQUENCE = (1, 0, 1)
@@ -32,6 +32,38 @@ _SLIDING_LAYERS = ("sliding_attention", "hybrid_sliding", "reference_sliding_att
 
 # What the code of a model raises when it gets no mask, or shapes that it did not expect.
 _FORWARD_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is known of a probed model: numbers for the plan and the scheduler."""
+
+    model_type: str
+    layers: tuple[LayerFacts, ...]
+    """Attention layers, in order."""
+    vocab_size: int
+    """Rows of the input embedding: token ids are in [0, vocab_size)."""
+    logits_size: int
+    """Columns of the logits."""
+    hidden_size: int
+    max_context: int | None
+    """Tokens that the positions of the model allow; None = the config sets no bound."""
+    dtype: torch.dtype
+    device: torch.device
+    weight_bytes: int
+
+
+def end_of_sequence_ids(model: PreTrainedModel, tokenizer: object | None) -> frozenset[int]:
+    """Return the ends of sequence that config, generation config and tokenizer name.
+
+    Ids below 0, which some configs have for "none", are left out.
+    """
+    token_ids: set[int] = set()
+    for source in (model.config.get_text_config(), model.generation_config, tokenizer):
+        given = getattr(source, "eos_token_id", None)
+        if given is not None:
+            token_ids.update((given,) if isinstance(given, int) else given)
+    return frozenset(token_id for token_id in token_ids if token_id >= 0)
 
 
 class _Recorder:
