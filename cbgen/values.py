@@ -49,7 +49,7 @@ _BARE_TEXT = re.compile(r"[A-Za-z][\w./|-]*")
 
 
 def show(value: object) -> str:
-    """Return a value as a user would write it in YAML, shortened when it is long."""
+    """Return a value as JSON, which is YAML too, shortened when it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
 
@@ -151,13 +151,13 @@ def _wants_text(annotation: Annotation) -> bool:
 
 
 def _convert(value: Plain, annotation: Annotation) -> Plain:
-    if annotation is Any:
+    if annotation is Any or (type(value) is annotation and annotation in (bool, int, str)):
         return value
+    if annotation is float:
+        return _convert_float(value)
     if is_union(annotation):
         return _convert_union(value, typing.get_args(annotation))
     origin = typing.get_origin(annotation) or annotation
-    if origin is float:
-        return _convert_float(value)
     if origin is typing.Literal:
         return _convert_choice(value, typing.get_args(annotation))
     handlers: dict[Any, Callable[[Any, tuple[Any, ...]], Any]] = {

@@ -1,4 +1,4 @@
-"""Check the fields of a generation config, whoever gave them: recipe, row or model.
+"""Check the fields of a generation config, whether recipe, row, model or a caller gave them.
 
 Messages name the field and the value, never the place: the caller knows it.
 """
@@ -52,8 +52,8 @@ def check_generation_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         if field is None:
             nearest = nearest_field(name)
             hint = "" if nearest is None else f"; did you mean {nearest}?"
-            known = f"{name or 'an empty name'} is not a known field (value {show(value)}){hint}"
-            raise FieldError(name, known, code="unknown_parameter")
+            shown = name or "an empty name"
+            raise FieldError(name, f"{shown} is not a known field (value {show(value)}){hint}")
         if value is not None:
             checked[name] = check_field(field, value)
     _check_agreement(checked)
@@ -109,7 +109,7 @@ def check_field(field: Field, value: Plain) -> Plain:
     if field.support is Support.NEUTRAL and typed not in field.neutral:
         raise _not_neutral(field, value)
     for item in typed if isinstance(typed, list) else [typed]:
-        if field.takes_list and item == "":
+        if item == "" and field.takes_list:
             message = f"{field.name} must hold texts that are not empty, got {show(value)}"
             raise FieldError(field.name, message)
         if isinstance(item, int | float) and item not in field.range:

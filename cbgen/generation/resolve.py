@@ -24,6 +24,7 @@ _HONOURED = tuple(
 )
 _PARAMETERS = {item.name for item in dataclasses.fields(SamplingParams)} & set(_HONOURED)
 """Fields that the engine takes under the same name."""
+_LISTS = frozenset(name for name in _HONOURED if GENERATION_FIELDS[name].takes_list)
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")
 """Fields without effect on a greedy request."""
 
@@ -92,8 +93,9 @@ class GenerationSettings:
         self._run_seed = run_seed
         self._logprobs = logprobs
         self._logprobs_mode = logprobs_mode
+        self._shared = self._merge({})
         try:
-            self._shared = self._settings({})
+            self._settings("", {}, None)
         except FieldError as error:
             raise UsageError(f"{GENERATION_SECTION}.{error}") from error
 
@@ -113,25 +115,17 @@ class GenerationSettings:
         mode = self._logprobs
         if logprobs is not None:
             mode = self._logprobs_mode if logprobs else None
-        settings, own_seed = self._shared, None
-        if given:
-            try:
-                fields = check_generation_fields(given)
-                settings = self._settings(fields)
-            except (FieldError, ValueError) as error:
-                message = f"{GENERATION_SECTION}: {error}"
-                raise RowError("invalid_generation_config", message) from error
-            own_seed = fields.get("seed")
-        samples = tuple(
-            replace(params, seed=self._seed(request_id, own_seed, index), logprobs=mode)
-            for index, params in enumerate(settings.samples)
-        )
-        return replace(settings, samples=samples)
+        try:
+            fields = check_generation_fields(given) if given else {}
+            return self._settings(request_id, fields, mode)
+        except (FieldError, ValueError) as error:
+            message = f"{GENERATION_SECTION}: {error}"
+            raise RowError("invalid_generation_config", message) from error
 
     def effective(self) -> dict[str, tuple[Any, str]]:
         """Return what a request without own fields gets: value and origin of each setting."""
         samples, origin = self._samples({})
-        merged = self._merge({})
+        merged = self._shared
         shown: dict[str, tuple[Any, str]] = {"do_sample": (samples, origin)}
         if samples:
             off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -170,20 +164,25 @@ class GenerationSettings:
                 return level["temperature"] > 0, origin
         return False, "default"
 
-    def _settings(self, row: Mapping[str, Any]) -> RequestSettings:
-        """Return the settings of a request that gives these fields, but for seeds and logprobs."""
-        merged = self._merge(row)
+    def _settings(
+        self, request_id: str, row: Mapping[str, Any], logprobs: LogprobsMode | None
+    ) -> RequestSettings:
+        merged = self._merge(row) if row else self._shared
         samples, _ = self._samples(row)
         eos_token_ids = frozenset() if merged.get("ignore_eos") else self._eos(merged)
         parameters = {name: _parameter(name, merged[name]) for name in _PARAMETERS & merged.keys()}
         parameters["temperature"] = merged.get("temperature", 1.0) if samples else 0.0
         parameters["stop_token_ids"] = eos_token_ids | frozenset(merged.get("stop_token_ids", ()))
-        params = SamplingParams(**parameters)
+        parameters["seed"] = self._seed(request_id, row, 0)
+        first = SamplingParams(**parameters, logprobs=logprobs)
         count = merged.get("num_return_sequences", 1)
-        if count > 1 and params.is_greedy:
+        if count > 1 and first.is_greedy:
             raise greedy_samples(count)
+        others = (
+            replace(first, seed=self._seed(request_id, row, index)) for index in range(1, count)
+        )
         return RequestSettings(
-            samples=(params,) * count,
+            samples=(first, *others),
             eos_token_ids=eos_token_ids,
             max_length=merged.get("max_length"),
         )
@@ -194,11 +193,12 @@ class GenerationSettings:
             return self._eos_token_ids
         return frozenset(_parameter("eos_token_id", given))
 
-    def _seed(self, request_id: str, own: int | None, index: int) -> int:
+    def _seed(self, request_id: str, row: Mapping[str, Any], index: int) -> int:
         """Return the seed of an answer; that of the first does not depend on their number.
 
         Answers of a request with a seed of its own depend on that seed and not on the id.
         """
+        own: int | None = row.get("seed")
         if own is None:
             return derive_seed(self._run_seed, request_id, index)
         return own if index == 0 else derive_seed(own, "", index)
@@ -212,7 +212,7 @@ class GenerationSettings:
 
 def _parameter(name: str, value: Plain) -> Plain:
     """Return the value of a field as the engine takes it: of several values a tuple."""
-    if not GENERATION_FIELDS[name].takes_list:
+    if name not in _LISTS:
         return value
     return tuple(value) if isinstance(value, list) else (value,)
 

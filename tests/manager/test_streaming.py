@@ -203,21 +203,6 @@ def test_special_tokens_are_part_of_the_text_where_a_request_says_so(spelling):
     assert text == "hi" + SPECIAL_TOKENS[1]
 
 
-@pytest.mark.parametrize("stop_strings", ["lo w", ["world", "lo w"]])
-def test_a_stop_string_ends_an_answer_and_no_part_of_it_is_streamed(spelling, stop_strings):
-    manager, _ = spelling("hello world", stop_strings=stop_strings)
-    chunks = list(manager.request_id_iter("a"))
-    assert [chunk.text_delta for chunk in chunks] == ["h", "e", "", "l", "", "", ""]
-    assert (chunks[-1].finish_reason, chunks[-1].stop_string) == ("stop", "lo w")
-
-
-def test_stop_strings_without_a_tokenizer_fail_the_request_alone(manager):
-    manager.add_request(PROMPT, request_id="a", stop_strings="x")
-    manager.add_request(PROMPT, request_id="b")
-    assert manager.get_result("a", PATIENCE).error_code == "no_tokenizer"
-    assert manager.get_result("b", PATIENCE).generated_tokens == tiny_reference("llama", PROMPT, 6)
-
-
 def test_an_answer_that_ends_inside_of_a_character_gives_its_rest_at_the_end(spelling):
     manager, tokenizer = spelling("a🙂", max_new_tokens=3)
     chunks = list(manager.request_id_iter("a"))
