@@ -84,23 +84,45 @@ def run_command(
         if requeue_signal is None
         else parse_signal(requeue_signal, "--requeue-signal"),
     )
-    _refuse_taken_paths(
-        options, {"--stats": stats_path, "--metrics": metrics_path, "--trace": trace_path}
-    )
+    paths = {"--stats": stats_path, "--metrics": metrics_path, "--trace": trace_path}
+    raise typer.Exit(_run_with_reports(console, checked, options, stopper, paths))
+
+
+def _run_with_reports(
+    console: Console,
+    recipe: Recipe,
+    options: JobOptions,
+    stopper: Stopper,
+    report_paths: Mapping[str, str | None],
+) -> ExitCode:
+    """Run the job, and complete the files about it however it ends.
+
+    Args:
+        console: shows how the job goes.
+        recipe: the checked recipe.
+        options: files and limits.
+        stopper: may ask the job to end.
+        report_paths: --stats, --metrics and --trace; None if a file is not wanted.
+
+    Raises:
+        UsageError: a file about the run cannot be written, or its path is taken.
+    """
+    _refuse_taken_paths(options, report_paths)
     statistics = JobStatistics()
     report_writer = ReportWriter(
         statistics,
-        checked,
-        output=output_path,
-        version=__version__,
-        stats_path=stats_path,
-        metrics_path=metrics_path,
+        recipe,
+        output=options.output,
+        version=options.version,
+        stats_path=report_paths["--stats"],
+        metrics_path=report_paths["--metrics"],
     )
+    trace_path = report_paths["--trace"]
     trace = None if trace_path is None else TraceFile(trace_path)
     report_writer.start()
     code = ExitCode.FAILED
     try:
-        code = _run(console, checked, options, statistics, stopper, report_writer, trace)
+        code = _run(console, recipe, options, statistics, stopper, report_writer, trace)
     except BaseException as error:
         code = exit_code_of(error)
         raise
@@ -108,19 +130,11 @@ def run_command(
         if trace is not None:
             trace.close()
         report_writer.finish(code)
-    raise typer.Exit(code)
+    return code
 
 
 def _refuse_taken_paths(options: JobOptions, paths: Mapping[str, str | None]) -> None:
-    """Refuse to write a file about the run over its rows, or two such files to one path.
-
-    Args:
-        options: name the files of rows.
-        paths: option to path; None if the file is not wanted.
-
-    Raises:
-        UsageError: a path is taken.
-    """
+    """Refuse to write a file about the run over its rows, or two such files to one path."""
     taken = {os.path.realpath(name): "the input" for name in options.inputs.names}
     for name in (options.output, journal_path(options.output)):
         taken[os.path.realpath(name)] = "the output"
