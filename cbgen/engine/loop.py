@@ -6,7 +6,6 @@ request's output; whatever is raised here ended the engine, and the sink is told
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -19,22 +18,20 @@ from cbgen.engine.events import StepStats
 from cbgen.engine.request import GenerationOutput, Request, RequestStatus
 from cbgen.errors import EngineError
 
-logger = logging.getLogger(__name__)
-
 
 class OutputSink(Protocol):
-    """Where finished requests go. Called on the engine's thread; neither method may block."""
+    """Takes the requests that have ended. Called on the engine's thread; no method may block."""
 
     def put(self, outputs: Sequence[GenerationOutput]) -> None:
         """Take requests that have ended, in the order in which they ended."""
 
     def fail(self, error: EngineError) -> None:
-        """Learn that the engine has died; no more outputs follow."""
+        """Be told that the engine has died; no more outputs follow."""
 
 
 @dataclass(slots=True)
-class _News:
-    """What other threads asked of the engine since it last looked."""
+class _Incoming:
+    """What other threads have handed in and the engine has not taken yet."""
 
     requests: list[Request] = field(default_factory=list)
     cancellations: list[str] = field(default_factory=list)
@@ -43,20 +40,13 @@ class _News:
         return bool(self.requests or self.cancellations)
 
 
-Refused = Callable[[Sequence[Request]], None]
-
-
-def _ignore(_requests: Sequence[Request]) -> None:
-    return None
-
-
 class EngineLoop:
     """Runs an engine on a thread of its own. All methods are thread-safe.
 
     Lifecycle: start, submit and cancel, stop. A stopped loop is not started again.
 
     Args:
-        engine: is touched by the loop's thread alone.
+        engine: is used by the loop's thread alone.
         sink: gets the outputs.
         max_queue_size: requests that may wait for admission before `submit` blocks; 0 = any number.
         on_step: called on the engine's thread after each step, before outputs of that step are put.
@@ -81,12 +71,12 @@ class EngineLoop:
         self._changed = threading.Condition(self._lock)  # the engine's thread waits here
         self._has_room = threading.Condition(self._lock)  # submitters wait here
         self._has_parked = threading.Condition(self._lock)  # those who pause wait here
-        self._news = _News()
+        self._incoming = _Incoming()
         self._num_queued = 0  # handed to the engine and not yet admitted
         self._deadline: float | None = None
         self._num_pauses = 0
         self._is_parked = False
-        self._must_forget = True  # weights may have changed since the engine's last step
+        self._must_reset_prefixes = True  # weights may have changed since the engine's last step
         self._is_stopping = False
         self._has_ended = False
         self._failure: EngineError | None = None
@@ -113,7 +103,11 @@ class EngineLoop:
         self._thread.start()
 
     def submit(
-        self, requests: Sequence[Request], *, may_wait: bool = True, on_refused: Refused = _ignore
+        self,
+        requests: Sequence[Request],
+        *,
+        may_wait: bool = True,
+        on_refused: Callable[[Sequence[Request]], None] = lambda _: None,
     ) -> None:
         """Queue requests; each ends in exactly one output.
 
@@ -132,7 +126,7 @@ class EngineLoop:
                 while True:
                     self._refuse_after_the_end()
                     room = self._room(len(left)) if may_wait else len(left)
-                    self._news.requests.extend(left.popleft() for _ in range(room))
+                    self._incoming.requests.extend(left.popleft() for _ in range(room))
                     self._changed.notify()
                     if not left:
                         return
@@ -144,7 +138,7 @@ class EngineLoop:
     def cancel(self, request_id: str) -> None:
         """End a request with what it has; its output comes with status CANCELLED."""
         with self._lock:
-            self._news.cancellations.append(request_id)
+            self._incoming.cancellations.append(request_id)
             self._changed.notify()
 
     def pause(self) -> None:
@@ -178,7 +172,7 @@ class EngineLoop:
             self._changed.notify()
 
     def wind_down(self, deadline: float) -> None:
-        """Begin nothing any more: what waits is cancelled now, what runs at the deadline.
+        """Start no more requests: cancel those that wait now, and those that run at the deadline.
 
         Args:
             deadline: seconds of `time.monotonic()`; of several calls the earliest one counts.
@@ -221,16 +215,16 @@ class EngineLoop:
             raise EngineError("the engine is stopped and takes no more requests")
 
     def _room(self, wanted: int) -> int:
-        """Return how many of `wanted` requests may be queued now."""
+        """Return how many of `wanted` requests the queue has room for."""
         if self._max_queue_size == 0:
             return wanted
-        waiting = len(self._news.requests) + self._num_queued
+        waiting = len(self._incoming.requests) + self._num_queued
         return max(0, min(wanted, self._max_queue_size - waiting))
 
     def _run(self) -> None:
         failure: EngineError | None = None
         try:
-            while self._turn():
+            while self._run_once():
                 pass
         except BaseException as error:  # noqa: BLE001  the failure boundary; the cause goes to all
             failure = _failure(error)
@@ -246,22 +240,27 @@ class EngineLoop:
             if failure is not None:
                 self._sink.fail(failure)
 
-    def _turn(self) -> bool:
-        """Hand news to the engine and run a step, none while paused; False to end the loop."""
+    def _run_once(self) -> bool:
+        """Give the engine what has come in and run a step, none while paused.
+
+        Returns:
+            False if the loop is to end.
+        """
         with self._lock:
             if not self._wait_for_work():
                 return False
-            news, self._news = self._news, _News()
-            self._num_queued += len(news.requests)
+            incoming, self._incoming = self._incoming, _Incoming()
+            self._num_queued += len(incoming.requests)
             is_parked = self._num_pauses > 0
             self._set_parked(is_parked)
-            must_forget, self._must_forget = self._must_forget and not is_parked, is_parked
+            must_reset = self._must_reset_prefixes and not is_parked
+            self._must_reset_prefixes = is_parked
             deadline = self._deadline
-        _hand_over(news, self._engine, deadline)
+        _hand_over(incoming, self._engine, deadline)
         if is_parked:
             outputs = self._engine.take_outputs()
         else:
-            if must_forget:
+            if must_reset:
                 self._engine.reset_prefix_cache()
             outputs = self._engine.step()
             self._on_step()
@@ -276,7 +275,7 @@ class EngineLoop:
 
     def _wait_for_work(self) -> bool:
         """Return True once there is something to do, False to end the loop. Holds the lock."""
-        while not self._news:
+        while not self._incoming:
             has_unfinished = self._engine.has_unfinished()
             if self._num_pauses:
                 self._set_parked(True)
@@ -297,7 +296,7 @@ class EngineLoop:
     def _set_parked(self, is_parked: bool) -> None:
         self._is_parked = is_parked
         if is_parked:
-            self._must_forget = True
+            self._must_reset_prefixes = True
             self._has_parked.notify_all()
 
 
@@ -310,17 +309,17 @@ def _failure(error: BaseException) -> EngineError:
     return failure
 
 
-def _hand_over(news: _News, engine: Engine, deadline: float | None) -> None:
-    for request in news.requests:
+def _hand_over(incoming: _Incoming, engine: Engine, deadline: float | None) -> None:
+    for request in incoming.requests:
         engine.add(request)
-    for request_id in news.cancellations:
+    for request_id in incoming.cancellations:
         engine.cancel(request_id)
     if deadline is not None:
-        _cancel_what_shall_not_run(engine, is_over=time.monotonic() >= deadline)
+        _cancel_for_deadline(engine, is_over=time.monotonic() >= deadline)
 
 
-def _cancel_what_shall_not_run(engine: Engine, *, is_over: bool) -> None:
-    """Cancel everything, or before the deadline what has not run yet."""
+def _cancel_for_deadline(engine: Engine, *, is_over: bool) -> None:
+    """Cancel all requests, or before the deadline those that have not run yet."""
     for request in engine.unfinished():
         has_run = request.status is not RequestStatus.PENDING or request.num_preemptions > 0
         if is_over or not has_run:

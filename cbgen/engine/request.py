@@ -59,7 +59,10 @@ class GenerationOutput:
 
 
 class Request:
-    """The state of one request inside the engine; the scheduler alone changes it.
+    """The state of one request inside the engine. Scheduler and cache change it, nobody else.
+
+    The cache sets `num_slots` and `packed_tokens`, and at an admission `num_computed_tokens` and
+    what is settled, since it knows what need not be computed. All else is the scheduler's.
 
     There is no prefill phase and no decode phase: `num_computed_tokens` (keys and values in the
     cache) chases `num_tokens` (tokens known or being sampled). Invariants: 0 <= num_computed_tokens
@@ -69,13 +72,13 @@ class Request:
         num_tokens: tokens known and tokens being sampled.
         num_pending_tokens: tokens sampled in a step whose result has not come back yet.
         num_settled_tokens: tokens that were in the cache before step `settled_step` began.
-        num_slots: tokens for which the cache has given it room; the cache alone changes it.
+        num_slots: tokens for which the cache has given it room.
         num_lost_tokens: tokens that were computed when it was preempted.
         max_tokens: most tokens of prompt and answer together; set when the scheduler takes it.
         expected_blocks: blocks of the cache that its whole length is expected to take.
         parent_id: the request that it is another sample of, and with which it is cancelled.
         stop_checker: looks for its stop strings; set when the scheduler takes one that has some.
-        packed_tokens: its known tokens as the prefix cache compares them, or None; the cache's.
+        packed_tokens: its known tokens as the prefix cache compares them; None where not packed.
     """
 
     __slots__ = (
