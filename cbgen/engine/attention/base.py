@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 
@@ -58,24 +59,28 @@ def _write_slots(pages: torch.Tensor, tokens: torch.Tensor, slot_mapping: torch.
     pages[slot_mapping // size, slot_mapping % size] = tokens
 
 
-class AttentionBackend(Protocol):
+class AttentionBackend(ABC):
     """Attention over pages. One instance serves all layers of an engine and keeps no state."""
 
-    serves_decoder: ClassVar[bool]
+    serves_decoder: ClassVar[bool] = False
     """Whether decoder layers of the C++ kernels may attend in its place, with the same result."""
 
     @staticmethod
-    def refusal(facts: PlanFacts) -> Refusal | None:
+    def refusal(_facts: PlanFacts) -> Refusal | None:
         """Return why it cannot serve a model on a machine, or None if it can."""
+        return None
 
     @staticmethod
-    def advantage(facts: PlanFacts) -> str | None:
+    def advantage(_facts: PlanFacts) -> str | None:
         """Return why it is the best choice where it can be had, if there is more to say."""
+        return None
 
     @staticmethod
+    @abstractmethod
     def step_bytes(sizes: AttentionSizes) -> int:
         """Return the memory that one layer takes beside the cache in a step of these sizes."""
 
+    @abstractmethod
     def forward(
         self,
         query: torch.Tensor,

@@ -12,14 +12,14 @@ from typing import ClassVar
 
 import torch
 
-from cbgen.engine.attention.base import LayerAttention, LayerCache
+from cbgen.engine.attention.base import AttentionBackend, LayerAttention, LayerCache
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.cpu import native
 from cbgen.engine.sizing import AttentionSizes, PlanFacts, Refusal
 from cbgen.errors import EngineError
 
 
-class CpuBackend:
+class CpuBackend(AttentionBackend):
     """CPU only; any page size, head size and span, softcap and sinks."""
 
     serves_decoder: ClassVar[bool] = True

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cbgen.engine.attention.base import LayerAttention, LayerCache
-from cbgen.engine.attention.metadata import AttentionMetadata
-from cbgen.engine.attention.per_request import attend_per_request
+from cbgen.engine.attention.base import LayerAttention
+from cbgen.engine.attention.per_request import PerRequestBackend
 from cbgen.engine.sizing import AttentionSizes, PlanFacts, Refusal
 
 
-class SdpaBackend:
+class SdpaBackend(PerRequestBackend):
     """Any device, any page size; no softcap and no sinks, which torch's function lacks."""
-
-    serves_decoder: ClassVar[bool] = False
 
     @staticmethod
     def refusal(facts: PlanFacts) -> Refusal | None:
@@ -37,11 +32,6 @@ class SdpaBackend:
         )
 
     @staticmethod
-    def advantage(_facts: PlanFacts) -> str | None:
-        """Have none beside the kernels that torch has."""
-        return None
-
-    @staticmethod
     def step_bytes(sizes: AttentionSizes) -> int:
         """Count masks, gathered keys and values, and scores where torch's function holds them."""
         gathered = sizes.gathered_bytes(sizes.layer.num_kv_heads)
@@ -49,15 +39,31 @@ class SdpaBackend:
             return sizes.mask_bytes + sizes.score_bytes + gathered
         return sizes.mask_bytes + sizes.num_pairs * sizes.itemsize + gathered
 
-    def forward(
-        self,
+    @staticmethod
+    def attend(
         query: torch.Tensor,
-        cache: LayerCache,
-        metadata: AttentionMetadata,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
         layer: LayerAttention,
     ) -> torch.Tensor:
-        """Attend as `AttentionBackend.forward` says."""
-        return attend_per_request(query, cache, metadata, layer, _attend)
+        """Attend as `PerRequestBackend.attend` says."""
+        if mask is None:
+            # One query: heads that share keys become rows of one query; nothing is repeated.
+            num_heads, num_kv_heads = query.shape[0], keys.shape[0]
+            rows = query.reshape(1, num_kv_heads, num_heads // num_kv_heads, query.shape[-1])
+            output = scaled_dot_product_attention(
+                rows, keys[None], values[None], scale=layer.scaling
+            )
+            return output.reshape(num_heads, 1, values.shape[-1])
+        return scaled_dot_product_attention(
+            query[None],
+            keys[None],
+            values[None],
+            attn_mask=mask,
+            scale=layer.scaling,
+            enable_gqa=True,
+        )[0]
 
 
 def _makes_scores(sizes: AttentionSizes) -> bool:
@@ -70,26 +76,3 @@ def _makes_scores(sizes: AttentionSizes) -> bool:
     if layer.key_dim != layer.value_dim:
         return True
     return sizes.device_type != "cpu" and layer.num_heads != layer.num_kv_heads
-
-
-def _attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    layer: LayerAttention,
-) -> torch.Tensor:
-    if mask is None:
-        # One query: the heads that share keys become rows of one query, and nothing is repeated.
-        num_heads, num_kv_heads = query.shape[0], keys.shape[0]
-        rows = query.reshape(1, num_kv_heads, num_heads // num_kv_heads, query.shape[-1])
-        output = scaled_dot_product_attention(rows, keys[None], values[None], scale=layer.scaling)
-        return output.reshape(num_heads, 1, values.shape[-1])
-    return scaled_dot_product_attention(
-        query[None],
-        keys[None],
-        values[None],
-        attn_mask=mask,
-        scale=layer.scaling,
-        enable_gqa=True,
-    )[0]
