@@ -45,7 +45,7 @@ class BodyError(RowError):
     """A request that is refused for what its line or body says.
 
     Attributes:
-        param: the field that is wrong; None where it is none of them alone.
+        param: the field that is wrong; None if no single field is.
     """
 
     def __init__(self, code: str, message: str, *, param: str | None) -> None:
