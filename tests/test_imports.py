@@ -75,13 +75,8 @@ SHARED_FILE_NAMES: frozenset[str] = frozenset(
         "load.py",
         "packed.py",
         "plan.py",
-        "prompts.py",
         "reference.py",
-        "requests.py",
         "screen.py",
-        "session.py",
-        "settings.py",
-        "streams.py",
         "tree.py",
         "waiting.py",
     }

@@ -9,7 +9,7 @@ import pytest
 
 import cbgen
 from cbgen.engine.request import RequestStatus
-from cbgen.manager.requests import GivenRequest
+from cbgen.manager.given_requests import GivenRequest
 from tests.helpers.managers import PATIENCE, Gate, run_threads
 from tests.helpers.models import VOCAB_SIZE, tiny_model
 from tests.helpers.scripted import ScriptedModel
