@@ -25,7 +25,7 @@ from cbgen.engine.model.probe import ModelFacts, probe_model
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
 from cbgen.engine.scheduler.policies import make_scheduler
-from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def build_engine(
     attn_implementation: str = "auto",
     *,
     observer: EngineObserver | None = None,
-    tokenizer: Decoder | None = None,
+    tokenizer: TokenDecoder | None = None,
     hints: WorkloadHints | None = None,
 ) -> BuiltEngine:
     """Probe a loaded model, decide every size, and put an engine together for it.
@@ -113,7 +113,7 @@ def assemble_engine(
     plan: EnginePlan,
     device: torch.device,
     observer: EngineObserver | None = None,
-    tokenizer: Decoder | None = None,
+    tokenizer: TokenDecoder | None = None,
 ) -> Engine:
     """Allocate cache and rows as planned and return the engine around a forward pass.
 

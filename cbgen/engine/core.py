@@ -9,7 +9,7 @@ from cbgen.engine.events import EngineObserver, StepStats, StepTimes
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.scheduler.scheduler import Scheduler
 from cbgen.engine.step import ScheduledBatch, StepResult
-from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.detokenizer import TokenDecoder
 
 
 class StepHandle(Protocol):
@@ -57,7 +57,7 @@ class Engine:
         """End a request now with what it has; unknown and finished ids are ignored."""
         self._scheduler.cancel(request_id)
 
-    def set_tokenizer(self, tokenizer: Decoder | None) -> None:
+    def set_tokenizer(self, tokenizer: TokenDecoder | None) -> None:
         """Decode the answers of requests with stop strings that are added from now on with this."""
         self._scheduler.tokenizer = tokenizer
 

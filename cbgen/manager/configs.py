@@ -21,7 +21,7 @@ from cbgen.engine.config import (
     config_field_names,
 )
 from cbgen.engine.model.probe import end_of_sequence_ids
-from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.errors import RowError, UsageError
 from cbgen.generation.check import FieldError, check_generation_fields
 from cbgen.generation.fields import GENERATION_FIELDS, nearest_field
@@ -50,7 +50,7 @@ class EngineSetup:
     config: ContinuousBatchingConfig
     attn_implementation: str = "auto"
     hints: WorkloadHints = field(default_factory=WorkloadHints)
-    tokenizer: Decoder | None = None
+    tokenizer: TokenDecoder | None = None
     """Decodes the text of streams, and answers that have stop strings; any engine takes it."""
 
     def differences(self, other: EngineSetup) -> list[str]:
@@ -81,7 +81,7 @@ def engine_setup(
     batching_config: BatchingConfig | None,
     generation_config: GivenGeneration | None,
     hints: object | None,
-    tokenizer: Decoder | None,
+    tokenizer: TokenDecoder | None,
 ) -> EngineSetup:
     """Return how the engine of a model is to be built.
 

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]  # comes with transfo
 from transformers import PreTrainedModel
 
 from cbgen.engine.config import WorkloadHints
-from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.errors import UsageError
 from cbgen.generation.check import FieldError, run_seed
 from cbgen.generation.fields import GENERATION_SECTION
@@ -43,7 +43,7 @@ def init_continuous_batching(
     continuous_batching_config: BatchingConfig | None = None,
     workload_hints: object | None = None,
     *,
-    tokenizer: Decoder | None = None,
+    tokenizer: TokenDecoder | None = None,
     logprobs_mode: LogprobsMode = "raw",
 ) -> ContinuousBatchingManager:
     """Return a manager for a model; `start` it before it answers.
@@ -102,7 +102,7 @@ def continuous_batching_context_manager(  # noqa: PLR0913  as in transformers
     warmup: bool = True,
     workload_hints: object | None = None,
     *,
-    tokenizer: Decoder | None = None,
+    tokenizer: TokenDecoder | None = None,
     logprobs_mode: LogprobsMode = "raw",
 ) -> Iterator[ContinuousBatchingManager]:
     """Run a manager for a block of code; on exit it answers what was added and stops.
@@ -161,7 +161,7 @@ def generate_batch(  # noqa: PLR0913  as in transformers
     persistent_manager: bool = False,
     warmup: bool = True,
     *,
-    tokenizer: Decoder | None = None,
+    tokenizer: TokenDecoder | None = None,
     logprobs_mode: LogprobsMode = "raw",
     **sampling: Any,  # noqa: ANN401  any field of a generation config
 ) -> dict[str, RequestOutput]:

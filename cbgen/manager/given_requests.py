@@ -8,7 +8,7 @@ from typing import Any
 
 from cbgen.engine.request import Request
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.errors import RowError
 from cbgen.generation.resolve import GenerationSettings
 from cbgen.manager.configs import set_fields
@@ -45,7 +45,7 @@ def make_samples(
     given: GivenRequest,
     request_id: str,
     settings: GenerationSettings,
-    tokenizer: Decoder | None,
+    tokenizer: TokenDecoder | None,
 ) -> list[TrackedRequest]:
     """Return what the engine runs for a request: itself and its further samples.
 

@@ -13,7 +13,7 @@ from dataclasses import fields
 
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.engine.text.stop_checker import StopChecker
 from cbgen.errors import EngineError, UsageError
 
@@ -43,7 +43,7 @@ class StreamText:
     Text in which a stop string may have begun comes with a later output.
     """
 
-    def __init__(self, request: Request, tokenizer: Decoder) -> None:
+    def __init__(self, request: Request, tokenizer: TokenDecoder) -> None:
         self._token_ids = request.generated_tokens
         self._checker = StopChecker(
             tokenizer,

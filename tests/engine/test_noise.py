@@ -7,7 +7,15 @@ import math
 import pytest
 import torch
 
-from cbgen.engine.sampling.noise import MAX_NOISE, MIN_NOISE, gumbel_noise, hash64, row_keys
+from cbgen.engine.sampling.noise import (
+    MAX_NOISE,
+    MIN_NOISE,
+    add_noise_to_all,
+    add_noise_to_few,
+    gumbel_noise,
+    hash64,
+    row_keys,
+)
 
 BITS = 2**64
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -108,3 +116,12 @@ def test_the_rarest_draws_lie_between_the_bounds_too(hashed):
     key = signed(inverse_splitmix(hashed))
     noise = gumbel_noise(torch.tensor([key]), torch.tensor([0])).item()
     assert MIN_NOISE < noise < MAX_NOISE
+
+
+def test_noise_for_all_tokens_is_that_for_a_few_of_them():
+    scores = torch.randn(6, 200, generator=torch.Generator().manual_seed(2))
+    scores[1, 5:] = float("-inf")
+    threshold = torch.tensor([-1.0, float("-inf"), 0.0, 0.5, 3.0, -9.0])
+    keys = row_keys(torch.arange(6), torch.arange(6) * 7)
+    few, every = (add(scores, threshold, keys) for add in (add_noise_to_few, add_noise_to_all))
+    assert torch.equal(few, every)

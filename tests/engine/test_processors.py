@@ -17,7 +17,9 @@ from transformers import (
 from cbgen.engine.sampling.history import RowTokens, TokenHistory
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.sampling.processors import LogitsProcessor, LogitsProcessors
-from cbgen.engine.step import AdmittedRow
+from cbgen.engine.sampling.sampler import Sampler
+from cbgen.engine.sampling.scores import Logits
+from cbgen.engine.step import AdmittedRow, ScheduledRequest
 from tests.helpers.engine import make_request, run_engine, tokens_of
 from tests.helpers.models import full_logits, make_engine, tiny_model, tiny_reference
 
@@ -136,6 +138,19 @@ def test_a_processor_can_tell_the_answer_from_the_prompt():
     processors.append([1], torch.tensor([4]))
     scores = processors.process(torch.zeros(2, 8), torch.tensor([1, 2]))
     assert scores.tolist() == [[0, 0, 0, -0.5, -0.5, 0, 0, 0], [0, 0, 0, 0, 0, -0.5, -0.5, 0]]
+
+
+def test_a_token_that_the_host_has_not_seen_is_in_the_history():
+    sampler = Sampler(2, 8, CPU)
+    asks = SamplingParams(repetition_penalty=2.0)
+    sampler.admit([AdmittedRow(1, [0, 6], asks), AdmittedRow(0, [0], SamplingParams())])
+    logits = torch.tensor([[0.0, 1.0, 8.0, 7.0, 5.0, 0.0, 9.0, 0.0]] * 2)
+    drawn = []
+    for step in range(3):  # none is waited for before the next one is launched
+        items = [ScheduledRequest(row, 1, str(row), 2 + step, 1, 1, 1) for row in (1, 0)]
+        drawn.append(sampler.draw(Logits(logits), items))
+    # 8 and 7 are halved once drawn, 9 from the start.
+    assert [[s.token_ids[0] for s in step.samples()] for step in drawn] == [[2, 6], [3, 6], [4, 6]]
 
 
 def known(history: TokenHistory, row: int) -> tuple[list[int], list[int]]:

@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from cbgen.engine.sampling import logprobs, sampler
+from cbgen.engine.sampling import logprobs, noise, sampler
 from cbgen.engine.sampling.logprobs import token_logprobs
 from cbgen.engine.sampling.sampler import SamplingRows, sample
 
@@ -50,7 +50,7 @@ def survivors(monkeypatch, logits: torch.Tensor, **params: float) -> set[int]:
         drawn.append(token_ids)
         return torch.zeros(token_ids.shape, dtype=torch.float64)
 
-    monkeypatch.setattr(sampler, "gumbel_noise", record)
+    monkeypatch.setattr(noise, "gumbel_noise", record)
     sample(logits[None], make_rows(params))
     return set(torch.cat(drawn).tolist())
 

@@ -15,7 +15,7 @@ from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.scheduler.policies import make_scheduler as scheduler_of_plan
 from cbgen.engine.scheduler.scheduler import Scheduler
 from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
-from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.detokenizer import TokenDecoder
 
 VOCAB_SIZE = 128
 
@@ -70,7 +70,7 @@ def make_scheduler(
     shares_prefixes: bool = False,
     num_host_blocks: int = 0,
     observer: EngineObserver | None = None,
-    tokenizer: Decoder | None = None,
+    tokenizer: TokenDecoder | None = None,
     max_batch_tokens: int = 16,
     **plan,
 ) -> Scheduler:

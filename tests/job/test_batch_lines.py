@@ -245,36 +245,6 @@ def test_statistics_count_batch_lines(recipe, tmp_path):
     assert out.read_bytes().count(b"\n") == 22
 
 
-def test_a_line_with_stop_ends_there_and_vllm_names_it(recipe, tmp_path):
-    recipe = {**recipe, "generation_config": {"max_new_tokens": 30, "ignore_eos": True}}
-    found = {}
-    for dialect in DIALECTS:
-        for stop in ("never comes", None):
-            stop = stop or found["stop"]
-            source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-            source.write_text(json.dumps(completion_line(prompt="tell me", stop=[stop])))
-            options = JobOptions(
-                inputs=open_inputs([str(source)]),
-                output=str(out),
-                overwrite=True,
-                input_format=dialect,
-            )
-            run_job(recipe_from_mapping(recipe), options, JobStatistics())
-            (choice,) = json.loads(out.read_text())["response"]["body"]["choices"]
-            if stop == "never comes":
-                assert choice["finish_reason"] == "length"
-                text = choice["text"]
-                found["stop"] = next(
-                    text[place : place + 2]
-                    for place in range(len(text) // 2, len(text) - 1)
-                    if "\ufffd" not in text[place : place + 2]
-                )
-            else:
-                assert choice["text"] == text[: text.index(stop)]
-                assert choice["finish_reason"] == "stop"
-                assert choice.get("stop_reason") == (stop if dialect == "vllm" else None)
-
-
 def test_strict_ends_at_a_refused_line(recipe, tmp_path):
     with pytest.raises(UsageError, match=r"openai_batch.jsonl:8: .*--strict"):
         run_file(recipe, tmp_path, input_format="openai", strict=True)

@@ -232,14 +232,6 @@ def test_a_stop_string_is_found_across_the_bytes_of_characters(spelling):
     assert pickle.loads(pickle.dumps(chunks[-1])).stop_string == "🙂!"
 
 
-def test_stop_strings_need_the_managers_tokenizer(manager):
-    manager.add_request(PROMPT, request_id="a", stop_strings=["x"])
-    output = manager.get_result("a", timeout=PATIENCE)
-    assert (output.status, output.error_code) == (RequestStatus.FAILED, "no_tokenizer")
-    manager.add_request(PROMPT, request_id="b")
-    assert manager.get_result("b", timeout=PATIENCE).status is RequestStatus.FINISHED
-
-
 def test_a_stream_works_in_an_event_loop(manager):
     async def read() -> list[int]:
         manager.add_request(PROMPT, request_id="a", streaming=True)

@@ -42,6 +42,28 @@ def gumbel_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     return -torch.log(-torch.log(uniform))
 
 
+def add_noise_to_few(
+    scores: torch.Tensor, threshold: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor:
+    """Return scores with noise: float64 [rows, vocab], -inf for those below a row's threshold.
+
+    Noise is drawn for the others alone. The host waits to learn how many there are.
+    """
+    row_index, token_index = torch.nonzero(scores >= threshold[:, None], as_tuple=True)
+    noisy = torch.full(scores.shape, float("-inf"), dtype=torch.float64, device=scores.device)
+    noise = gumbel_noise(keys[row_index], token_index)
+    noisy[row_index, token_index] = scores[row_index, token_index].double() + noise
+    return noisy
+
+
+def add_noise_to_all(
+    scores: torch.Tensor, threshold: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor:
+    """Return what `add_noise_to_few` returns; noise is drawn for all scores, and nobody waits."""
+    noise = gumbel_noise(keys[:, None], torch.arange(scores.shape[-1], device=scores.device))
+    return (scores.double() + noise).masked_fill(scores < threshold[:, None], float("-inf"))
+
+
 def _shift_right(value: torch.Tensor, bits: int) -> torch.Tensor:
     # torch shifts arithmetically; the mask drops the copies of the sign.
     return (value >> bits) & ((1 << (64 - bits)) - 1)

@@ -124,9 +124,13 @@ class LogitsProcessors:
             if len(users) == 0:
                 continue
             scores = scores.float()
-            index = users.to(logits.device, non_blocking=True)
-            part = scores[index]
+            tokens = self._history.gather(rows[users].tolist())
             values = values[users].to(logits.device, non_blocking=True)
-            processor.process(part, values, self._history.gather(rows[users].tolist()))
-            scores[index] = part
+            if len(users) == len(rows):
+                processor.process(scores, values, tokens)
+            else:
+                index = users.to(logits.device, non_blocking=True)
+                part = scores[index]
+                processor.process(part, values, tokens)
+                scores[index] = part
         return scores

@@ -17,7 +17,13 @@ from typing import Literal
 import torch
 
 from cbgen.engine.sampling.logprobs import token_logprobs
-from cbgen.engine.sampling.noise import MAX_NOISE, MIN_NOISE, gumbel_noise, row_keys
+from cbgen.engine.sampling.noise import (
+    MAX_NOISE,
+    MIN_NOISE,
+    add_noise_to_all,
+    add_noise_to_few,
+    row_keys,
+)
 from cbgen.engine.sampling.processors import LogitsProcessors
 from cbgen.engine.sampling.scores import Logits, Scores
 from cbgen.engine.sizing import SAMPLER_CHUNK
@@ -240,23 +246,8 @@ def _sample_noisy(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     threshold = torch.maximum(threshold, scores.amax(dim=-1) - (MAX_NOISE - MIN_NOISE))
     device = logits.device
     keys = row_keys(_to(device, rows.seed), _to(device, rows.positions))
-    noisy = _few_noisy if device.type == "cpu" else _all_noisy
-    return noisy(scores, threshold, keys).argmax(dim=-1)
-
-
-def _few_noisy(scores: torch.Tensor, threshold: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return scores with noise, -inf below the threshold: noise is drawn for the others alone."""
-    row_index, token_index = torch.nonzero(scores >= threshold[:, None], as_tuple=True)
-    noisy = torch.full(scores.shape, float("-inf"), dtype=torch.float64, device=scores.device)
-    noise = gumbel_noise(keys[row_index], token_index)
-    noisy[row_index, token_index] = scores[row_index, token_index].double() + noise
-    return noisy
-
-
-def _all_noisy(scores: torch.Tensor, threshold: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return what `_few_noisy` does; the host need not know how many tokens are left."""
-    noise = gumbel_noise(keys[:, None], torch.arange(scores.shape[-1], device=scores.device))
-    return (scores.double() + noise).masked_fill(scores < threshold[:, None], float("-inf"))
+    add_noise = add_noise_to_few if device.type == "cpu" else add_noise_to_all
+    return add_noise(scores, threshold, keys).argmax(dim=-1)
 
 
 def _filtered(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:

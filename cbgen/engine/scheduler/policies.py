@@ -8,7 +8,7 @@ from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import Request
 from cbgen.engine.scheduler.builder import BatchBuilder
 from cbgen.engine.scheduler.scheduler import Scheduler
-from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.detokenizer import TokenDecoder
 
 
 class FifoScheduler(Scheduler):
@@ -44,7 +44,7 @@ def make_scheduler(
     plan: EnginePlan,
     cache: KVCache,
     observer: EngineObserver | None = None,
-    tokenizer: Decoder | None = None,
+    tokenizer: TokenDecoder | None = None,
 ) -> Scheduler:
     """Return the scheduler that the plan names.
 

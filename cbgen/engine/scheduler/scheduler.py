@@ -27,7 +27,7 @@ from cbgen.engine.scheduler.admission import Admission, outgrown, refusal, token
 from cbgen.engine.scheduler.builder import BatchBuilder
 from cbgen.engine.scheduler.waiting import UnfinishedRequests, WaitingQueue
 from cbgen.engine.step import SampledTokens, ScheduledBatch, StepResult
-from cbgen.engine.text.detokenizer import Decoder
+from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.engine.text.stop_checker import StopChecker
 from cbgen.errors import RowError
 
@@ -54,7 +54,7 @@ class Scheduler(ABC):
         plan: EnginePlan,
         cache: KVCache,
         observer: EngineObserver | None = None,
-        tokenizer: Decoder | None = None,
+        tokenizer: TokenDecoder | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._cache = cache

@@ -20,7 +20,7 @@ _MAX_CHARACTER_TOKENS = 4
 """A character has at most 4 bytes."""
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """What is needed of a tokenizer."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
@@ -39,7 +39,7 @@ class IncrementalDetokenizer:
         skip_special_tokens: leave special tokens out of the text.
     """
 
-    def __init__(self, tokenizer: Decoder, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: TokenDecoder, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []  # tokens before it have no influence on what comes

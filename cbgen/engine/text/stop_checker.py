@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cbgen.engine.text.detokenizer import Decoder, IncrementalDetokenizer
+from cbgen.engine.text.detokenizer import IncrementalDetokenizer, TokenDecoder
 
 
 class StopChecker:
@@ -26,7 +26,7 @@ class StopChecker:
 
     def __init__(
         self,
-        tokenizer: Decoder,
+        tokenizer: TokenDecoder,
         stop_strings: Sequence[str] = (),
         *,
         skip_special_tokens: bool = True,
