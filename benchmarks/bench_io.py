@@ -54,7 +54,7 @@ def stub_job(*_):
                 memory.append((number, resident_bytes()))
             yield row
     job.rows = watched_rows
-    yield open_job.OpenJob(job, None, None, None, [])
+    yield open_job.OpenJob(job, None, None, [])
 
 open_job.open_job = stub_job
 started, clock = time.process_time(), time.monotonic()

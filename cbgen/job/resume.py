@@ -52,7 +52,7 @@ def header_of(recipe: Recipe, options: JobOptions) -> RunHeader:
     )
 
 
-def earlier_rows(
+def finished_rows(
     recipe: Recipe, options: JobOptions, run: RunFile, statistics: JobStatistics
 ) -> FinishedRows:
     """Return the rows that an output keeps. Changes neither of its files.

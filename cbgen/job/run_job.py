@@ -25,7 +25,7 @@ from cbgen.io.template import compile_template
 from cbgen.job.gc_pauses import gc_ignores_existing_objects, gc_paused
 from cbgen.job.options import JobOptions
 from cbgen.job.report.statistics import JobStatistics
-from cbgen.job.resume import checked_records, earlier_rows, header_of
+from cbgen.job.resume import checked_records, finished_rows, header_of
 from cbgen.job.settings import Setting
 from cbgen.recipe.schema import Recipe
 
@@ -147,21 +147,21 @@ class JobFiles:
         self._inputs = options.inputs
         self._statistics = statistics
         self._source = options.row_source(recipe)
-        self._earlier: FinishedRows | None = None
+        self._finished: FinishedRows | None = None
         _check_output(options)
         self._run = _open_run(recipe, options)
         opened = False
         try:
             if self._run is not None:
                 if options.resume and holds_rows(options.output):
-                    self._earlier = earlier_rows(recipe, options, self._run, statistics)
+                    self._finished = finished_rows(recipe, options, self._run, statistics)
                 else:
                     self._run.forget()
             self.writer = RowWriter(
                 options.output,
                 order=recipe.output.order,
                 overwrite=options.overwrite or options.resume,
-                earlier=self._earlier,
+                earlier=self._finished,
                 run=self._run,
             )
             opened = True
@@ -172,7 +172,7 @@ class JobFiles:
     @property
     def resumes(self) -> bool:
         """Whether an earlier run left rows."""
-        return self._earlier is not None
+        return self._finished is not None
 
     def records(self) -> Iterator[Record]:
         """Yield the records that no row answers yet. To be called once, on any thread.
@@ -184,7 +184,7 @@ class JobFiles:
         if self._run is None:
             yield from records
             return
-        answered = () if self._earlier is None else self._earlier.answered
+        answered = () if self._finished is None else self._finished.answered
         num_known, had_ended = self._run.num_known, self._run.has_ended
         for position, record in checked_records(records, self._run, self._inputs):
             if position == num_known and had_ended:
