@@ -112,7 +112,7 @@ def test_retry_redoes_rows_that_ended_so_and_no_others(source, out, reference, o
 
 def test_retry_takes_known_kinds_alone():
     assert parse_retry("error") == {"error"}
-    with pytest.raises(UsageError, match=r"'errors' is no way .* error"):
+    with pytest.raises(UsageError, match=r"'errors' is no finish reason .* error"):
         parse_retry("length,errors")
 
 
