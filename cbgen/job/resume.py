@@ -67,18 +67,18 @@ def finished_rows(
         UsageError: this run is another one than the output's, and `resume_any` is not set.
     """
     header = header_of(recipe, options)
-    _compare_runs(run.earlier, header, options)
+    _compare_runs(run.previous, header, options)
     changed = _compare_inputs(run, header, options)
     shard = options.inputs.shard
 
-    def position(facts: RowOutcome) -> int | None:
-        place = shard.position(facts.index)
-        is_same = shard.takes(facts.index) and place < run.num_known and place not in changed
-        return place if is_same and options.retry.isdisjoint(facts.finish_reasons) else None
+    def position(outcome: RowOutcome) -> int | None:
+        place = shard.position(outcome.index)
+        is_same = shard.takes(outcome.index) and place < run.num_known and place not in changed
+        return place if is_same and options.retry.isdisjoint(outcome.finish_reasons) else None
 
-    def count(facts: RowOutcome) -> None:
-        tokens = facts.prompt_tokens, facts.completion_tokens
-        statistics.count_resumed(facts.finish_reasons, facts.error_code, tokens)
+    def count(outcome: RowOutcome) -> None:
+        tokens = outcome.prompt_tokens, outcome.completion_tokens
+        statistics.count_resumed(outcome.finish_reasons, outcome.error_code, tokens)
 
     return FinishedRows(options.output, order=recipe.output.order, position=position, on_kept=count)
 
@@ -109,9 +109,9 @@ def can_be_read_twice(inputs: Inputs) -> bool:
     return not any(is_stream(name) or is_remote(name) for name in inputs.names)
 
 
-def _compare_runs(earlier: RunHeader | None, header: RunHeader, options: JobOptions) -> None:
+def _compare_runs(previous: RunHeader | None, header: RunHeader, options: JobOptions) -> None:
     output = options.output
-    if earlier is None:
+    if previous is None:
         if options.resume_any:
             return
         raise UsageError(
@@ -119,24 +119,25 @@ def _compare_runs(earlier: RunHeader | None, header: RunHeader, options: JobOpti
             "answer; if recipe and input are the same, --resume-any goes on with them; --overwrite "
             "starts anew"
         )
-    if earlier.shard != header.shard:
+    if previous.shard != header.shard:
         raise UsageError(
-            f"{output}: holds shard {earlier.shard}, and this run is shard {header.shard}; each "
+            f"{output}: holds shard {previous.shard}, and this run is shard {header.shard}; each "
             "shard needs its own output"
         )
     if options.resume_any:
         return
-    changes = recipe_changes(earlier.recipe, header.recipe)
-    if earlier.recipe_digest != header.recipe_digest:
-        said = "; ".join(changes) or f"its digest was {earlier.recipe_digest}"
+    changes = recipe_changes(previous.recipe, header.recipe)
+    if previous.recipe_digest != header.recipe_digest:
+        said = "; ".join(changes) or f"its digest was {previous.recipe_digest}"
         raise UsageError(
             f"{output}: was made by another recipe: {said}. --resume-any keeps the rows that it "
             "holds and answers the others by this recipe (with --retry length, say, those that "
             "were cut off too); --overwrite starts anew"
         )
-    if earlier.input_format != header.input_format:
+    if previous.input_format != header.input_format:
         raise UsageError(
-            f"{output}: --format was {earlier.input_format} and is {header.input_format}; {_ANYWAY}"
+            f"{output}: --format was {previous.input_format} and is {header.input_format}; "
+            f"{_ANYWAY}"
         )
 
 
@@ -148,12 +149,12 @@ def _compare_inputs(run: RunFile, header: RunHeader, options: JobOptions) -> Row
     changed = RowSet()
     inputs = options.inputs
     if not can_be_read_twice(inputs):
-        if run.earlier is None:
+        if run.previous is None:
             raise UsageError(
                 f"{run_path(options.output)}: is missing or damaged, and an input that can be read "
                 "but once cannot tell what it said; save the input to a file first"
             )
-        if run.earlier != header:
+        if run.previous != header:
             run.draft(run.known())
     elif options.resume_any:
         run.draft(_digests_now(run, inputs, changed.add))
@@ -172,7 +173,7 @@ def _digests_now(
     before = run.known()
     for position, record in enumerate(inputs.records()):
         old = next(before, None)
-        if old is None and run.earlier is not None:
+        if old is None and run.previous is not None:
             return
         if old is not None and old != storable(record.digest):
             on_changed(position)

@@ -17,9 +17,9 @@ from cbgen.io.dialects import row_error
 from cbgen.io.input_files import refuse_remote_output
 from cbgen.io.json_values import encode_row
 from cbgen.io.output.finished_rows import FinishedRows, holds_rows
-from cbgen.io.output.output_file import is_device
+from cbgen.io.output.output_file import ClosedOutput, is_device, refuse_same_file
 from cbgen.io.output.run_file import RunFile
-from cbgen.io.output.writer import ClosedOutput, RowWriter, refuse_same_file
+from cbgen.io.output.writer import RowWriter
 from cbgen.io.records import Record
 from cbgen.io.template import compile_template
 from cbgen.job.gc_pauses import gc_ignores_existing_objects, gc_paused
@@ -161,7 +161,7 @@ class JobFiles:
                 options.output,
                 order=recipe.output.order,
                 overwrite=options.overwrite or options.resume,
-                earlier=self._finished,
+                finished=self._finished,
                 run=self._run,
             )
             opened = True

@@ -33,7 +33,7 @@ def written(output):
 
 def test_a_run_file_is_read_back(output, written):
     run = RunFile.open(output, HEADER)
-    assert run.earlier == HEADER
+    assert run.previous == HEADER
     assert list(run.known()) == [digest_of(number) for number in range(1, 10_001)]
     assert not run.has_ended
     run.close()
@@ -83,7 +83,7 @@ def test_what_a_crash_left_at_the_end_is_not_known(output, written, tail):
 def test_a_torn_header_is_none(output, content):
     Path(output + ".run").write_bytes(content)
     run = RunFile.open(output, HEADER)
-    assert run.earlier is None
+    assert run.previous is None
     assert run.num_known == 0
     run.close()
 
@@ -111,7 +111,7 @@ def test_a_draft_takes_the_place_of_the_file_and_keeps_the_lock(output, written)
     run.flush()
     run.close()
     again = RunFile.open(output, HEADER)
-    assert again.earlier == other
+    assert again.previous == other
     assert list(again.known()) == [digest_of(number) for number in (5, 6, 7)]
     again.close()
 

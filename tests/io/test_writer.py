@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from cbgen.errors import OutputError, UsageError
 from cbgen.io.output import journal as journal_module
 from cbgen.io.output import writer
-from cbgen.io.output.writer import RowWriter, refuse_same_file
+from cbgen.io.output.output_file import refuse_same_file
+from cbgen.io.output.writer import RowWriter
 
 
 def line_of(index: int, size: int = 0) -> bytes:

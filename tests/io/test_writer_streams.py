@@ -14,7 +14,8 @@ import pytest
 
 from cbgen.errors import OutputError, UsageError
 from cbgen.io.output import output_file, writer
-from cbgen.io.output.writer import ClosedOutput, RowWriter, refuse_same_file
+from cbgen.io.output.output_file import ClosedOutput, refuse_same_file
+from cbgen.io.output.writer import RowWriter
 
 ROOT = Path(__file__).parents[2]
 
@@ -268,9 +269,8 @@ def test_a_named_pipe_gets_the_rows_in_order(tmp_path):
 def test_stdin_and_output_may_not_be_one_file(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"{}\n")
-    code = (
-        f"from cbgen.io.output.writer import refuse_same_file; refuse_same_file('-', {str(path)!r})"
-    )
+    module = "cbgen.io.output.output_file"
+    code = f"from {module} import refuse_same_file; refuse_same_file('-', {str(path)!r})"
     with path.open("rb") as stdin:
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, stdin=stdin, capture_output=True, check=False

@@ -10,7 +10,6 @@ the first row can be written, so rows are gone through twice. pyarrow is importe
 
 from __future__ import annotations
 
-import contextlib
 import decimal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,14 +17,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
 
-from cbgen.errors import OutputError, RowError, UsageError
+from cbgen.errors import RowError, UsageError
 from cbgen.io.column_types import ColumnType, ListType, ObjectType, common_type, type_of
 from cbgen.io.json_values import MAX_DEPTH, decode_row, encode_row, encode_value
 from cbgen.io.output.output_file import (
     OutputFile,
     file_error,
     refuse_path,
-    replace_file,
+    replacement_of,
     sync_folder,
 )
 from cbgen.io.rows import ALWAYS_PRESENT, OWN_COLUMNS
@@ -272,19 +271,10 @@ class TableFile:
         Raises:
             OutputError: it cannot be written.
         """
-        file = OutputFile.open(self.path + ".new", overwrite=True)
-        file.cut()
-        complete = False
-        try:
+        with replacement_of(self.path) as file:
             write_parquet(file, lines)
             file.sync()
-            file.close()
-            replace_file(file.path, self.path)
-            complete = True
-        finally:
-            if not complete:
-                with contextlib.suppress(OutputError):
-                    file.remove()
+            file.close()  # which may fail, and then the old file stays
 
     def sync(self) -> None:
         """Do nothing: what `write_all` wrote is on disk."""

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from cbgen.errors import OutputError
-from cbgen.io.output.output_file import OutputFile, replace_file
+from cbgen.io.output.output_file import NEW, OutputFile, replacement_of
 
 SPOOL_BYTES = 64 * 2**20
 """Memory for waiting rows of stdout; beyond that they go to a temporary file."""
-
-_NEW = ".new"
 
 
 class LineStore(Protocol):
@@ -55,23 +53,14 @@ class Journal(OutputFile):
 
     def rewrite(self, lines: Iterable[bytes]) -> None:
         """Keep these lines alone; at every moment one complete file has the journal's name."""
-        replacement = OutputFile.open(self.path + _NEW, overwrite=True)
-        replacement.cut()
-        complete = False
-        try:
+        with replacement_of(self.path) as replacement:
             for line in lines:
                 replacement.append(line)
-            replacement.sync()
-            replace_file(replacement.path, self.path)
-            complete = True
-        finally:
-            if not complete:
-                replacement.remove()
         self.take_over(replacement)
 
     def discard(self) -> None:
         """Delete the file, and what a crash during a rewrite may have left."""
-        Path(self.path + _NEW).unlink(missing_ok=True)
+        Path(self.path + NEW).unlink(missing_ok=True)
         self.remove()
 
 

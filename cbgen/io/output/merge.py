@@ -200,8 +200,9 @@ def _read_runs(names: Sequence[str]) -> tuple[list[RunHeader], int | None]:
         if os.path.lexists(journal_path(name)):
             raise UsageError(f"{name}: its run has not finished; run it again with --resume first")
         if run is not None:
-            headers.append(run.header)
-            num_records += run.num_records
+            header, num_read = run
+            headers.append(header)
+            num_records += num_read
     num_recipes = len({header.recipe_digest for header in headers})
     if num_recipes > 1:
         logger.warning("the shards were made with %d different recipes", num_recipes)

@@ -17,6 +17,9 @@ from typing import ClassVar, Self
 
 from cbgen.errors import OutputError, UsageError
 
+NEW = ".new"
+"""Ends the name of a file that is about to replace another one."""
+
 _STDOUT = 1
 _CHUNK_BYTES = 2**20
 _FILE_MODE = 0o666  # less the umask, as open() does
@@ -247,6 +250,29 @@ def journal_path(path: str) -> str:
 def run_path(path: str) -> str:
     """Return where it is noted what made an output."""
     return path + ".run"
+
+
+@contextlib.contextmanager
+def replacement_of(path: str) -> Iterator[OutputFile]:
+    """Give a new file that gets the name `path` once it is written; else it is removed.
+
+    At every moment one complete file has the name. The new file stays open unless it was closed.
+
+    Raises:
+        OutputError: it cannot be written; the old file is still there.
+    """
+    file = OutputFile.open(path + NEW, overwrite=True)
+    complete = False
+    try:
+        file.cut()
+        yield file
+        file.sync()
+        replace_file(file.path, path)
+        complete = True
+    finally:
+        if not complete:
+            with contextlib.suppress(OutputError):
+                file.remove()
 
 
 def replace_file(new_path: str, path: str) -> None:

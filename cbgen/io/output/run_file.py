@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from cbgen.errors import UsageError
-from cbgen.io.output.output_file import OutputFile, replace_file, run_path, sync_folder
+from cbgen.io.output.output_file import NEW, OutputFile, replace_file, run_path, sync_folder
 
 FORMAT = 1
 _DIGEST_BYTES = 8
@@ -28,7 +28,6 @@ _END = b"\xff" * _DIGEST_BYTES
 _STAND_IN = b"\x01" * _DIGEST_BYTES
 _CHUNK_DIGESTS = 8192
 _MAX_HEADER_BYTES = 2**24
-_NEW = ".new"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # file systems that know no locks
 
 
@@ -56,7 +55,7 @@ class RunFile:
 
     Attributes:
         path: its name.
-        earlier: what the run before was made of; None where there was none, or it never began.
+        previous: what the run before was made of; None where there was none, or it never began.
         num_known: how many records the run before had read.
         has_ended: whether these were all that there are.
     """
@@ -70,9 +69,9 @@ class RunFile:
         self._noting = threading.Lock()
         self._has_begun = False
         self._draft: OutputFile | None = None
-        self.earlier, self._start = _read_header(file.descriptor)
+        self.previous, self._start = _read_header(file.descriptor)
         self.num_known, self.has_ended = 0, False
-        if self.earlier is not None:
+        if self.previous is not None:
             self.num_known, self.has_ended = _count_known(file.descriptor, self._start)
 
     @classmethod
@@ -108,7 +107,7 @@ class RunFile:
 
     def forget(self) -> None:
         """Take nothing over from the run before."""
-        self.earlier, self._start = None, 0
+        self.previous, self._start = None, 0
         self.num_known, self.has_ended = 0, False
 
     def draft(self, digests: Iterable[bytes]) -> None:
@@ -117,7 +116,7 @@ class RunFile:
         Raises:
             OutputError: they cannot be written.
         """
-        draft = OutputFile.open(self.path + _NEW, overwrite=True)
+        draft = OutputFile.open(self.path + NEW, overwrite=True)
         is_whole = False
         try:
             draft.cut()
@@ -148,12 +147,12 @@ class RunFile:
             replace_file(self._draft.path, self.path)
             self._draft.path = self.path
             self._locked, self._file, self._draft = self._file, self._draft, None
-        elif self.earlier is None:
+        elif self.previous is None:
             self._file.cut()
             self._file.append(_header_line(self._header))
         else:
             self._file.cut(self._start + self.num_known * _DIGEST_BYTES)
-        Path(self.path + _NEW).unlink(missing_ok=True)  # of a run that was killed here
+        Path(self.path + NEW).unlink(missing_ok=True)  # of a run that was killed here
         self._file.sync()
         sync_folder(self.path)
         self._has_begun = True
@@ -203,17 +202,10 @@ class RunFile:
         self._file.remove_if_created()
 
 
-@dataclass(frozen=True, slots=True)
-class NotedRun:
-    """What is noted of the run that made an output."""
+def read_run(output_path: str) -> tuple[RunHeader, int] | None:
+    """Return what the run that made an output was made of, and how many records it has read.
 
-    header: RunHeader
-    num_records: int
-    """Records that it has read."""
-
-
-def read_run(output_path: str) -> NotedRun | None:
-    """Return what is noted of the run that made an output, None where nothing is.
+    None where nothing is noted of it.
 
     Raises:
         UsageError: the file cannot be read.
@@ -227,7 +219,7 @@ def read_run(output_path: str) -> NotedRun | None:
             num_records, _ = _count_known(stream.fileno(), start)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    return None if header is None else NotedRun(header, num_records)
+    return None if header is None else (header, num_records)
 
 
 def storable(digest: bytes) -> bytes:

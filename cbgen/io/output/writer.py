@@ -18,10 +18,8 @@ from cbgen.errors import OutputError
 from cbgen.io.formats.registry import JSON_LINES, format_of_name
 from cbgen.io.output.finished_rows import FinishedRows
 from cbgen.io.output.journal import Journal, Spool, WaitingRows
-from cbgen.io.output.output_file import ClosedOutput, journal_path, refuse_same_file
+from cbgen.io.output.output_file import ClosedOutput, journal_path
 from cbgen.io.output.run_file import RunFile
-
-__all__ = ["ClosedOutput", "RowWriter", "refuse_same_file"]
 
 SYNC_SECONDS = 1.0
 """How often files are synced at most."""
@@ -41,7 +39,7 @@ class RowWriter:
         path: the file, or `-` for stdout; its suffix says how it is packed.
         order: `input`: by index, which counts from 0 without gaps; `completion`: as the rows come.
         overwrite: replace what exists instead of refusing it.
-        earlier: rows of an earlier run to go on from; then `write` gets the others alone.
+        finished: rows of the run before to go on from; then `write` gets the others alone.
         run: the locked OUT.run; it begins when the output does, and is closed with it.
 
     Raises:
@@ -54,19 +52,19 @@ class RowWriter:
         *,
         order: Literal["input", "completion"] = "input",
         overwrite: bool = False,
-        earlier: FinishedRows | None = None,
+        finished: FinishedRows | None = None,
         run: RunFile | None = None,
     ) -> None:
         self._path = "-" if path == "/dev/stdout" else path
         self._order = order
-        self._earlier = earlier
+        self._finished = finished
         self._run = run
         self._touched = False  # whether files may have changed
         self._begun = False
         self._closed = False
         self._synced_at = time.monotonic()
         self._journal: Journal | None = None
-        self._open(overwrite or earlier is not None)
+        self._open(overwrite or finished is not None)
         self._waiting = WaitingRows(self._journal or Spool())
 
     def write(self, index: int, line: bytes) -> None:
@@ -177,7 +175,7 @@ class RowWriter:
         opened = False
         try:
             is_direct = self._order == "completion" and kind is JSON_LINES
-            if self._output.is_regular and (not is_direct or self._earlier is not None):
+            if self._output.is_regular and (not is_direct or self._finished is not None):
                 self._journal = Journal.open(journal_path(self._path), overwrite=overwrite)
             opened = True
         finally:
@@ -187,22 +185,22 @@ class RowWriter:
     def _is_old_table(self) -> bool:
         """Whether the output is a table that an earlier run finished, with no rows to add."""
         is_old = not self._touched and self._output.is_table
-        return is_old and self._earlier is not None and self._earlier.is_complete
+        return is_old and self._finished is not None and self._finished.is_complete
 
     def _begin(self) -> None:
         """Turn to writing, the first time; then see that OUT.run is ahead of the rows."""
         if not self._begun:
             assert not self._touched, "after an error nothing is written"
             self._touched = True
-            if self._earlier is None:
+            if self._finished is None:
                 self._output.cut()
                 if self._journal is not None:
                     self._journal.cut()
             else:
                 assert self._journal is not None, "who resumes has a journal"
                 if self._output.is_table:
-                    self._earlier.move_all()
-                self._waiting = self._earlier.apply(self._output, self._journal)
+                    self._finished.move_all()
+                self._waiting = self._finished.apply(self._output, self._journal)
             if self._run is not None:
                 self._output.sync()  # OUT.run must not speak of other rows than these files hold
                 self._waiting.store.sync()
