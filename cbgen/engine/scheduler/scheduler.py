@@ -59,6 +59,7 @@ class Scheduler(ABC):
         self.tokenizer = tokenizer
         self._cache = cache
         self._plan = plan
+        self._cache_tokens = plan.cache.max_tokens  # read for every token
         self._observer = observer
         self._waiting = WaitingQueue()
         self._active: dict[str, Request] = {}
@@ -125,7 +126,7 @@ class Scheduler(ABC):
     def schedule(self) -> ScheduledBatch:
         """Decide one step; never empty while a request is unfinished."""
         builder = BatchBuilder(self._totals.num_steps + 1, self._plan.max_batch_tokens)
-        no_room = self._plan.cache.max_tokens + 1
+        no_room = self._cache_tokens + 1
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._active.values():
@@ -303,8 +304,8 @@ class Scheduler(ABC):
             if reason is not None:
                 self._end(request, RequestStatus.FINISHED, reason)
                 return
-            if known > self._plan.cache.max_tokens:
-                self._fail(request, outgrown(self._plan.cache.max_tokens))
+            if known > self._cache_tokens:
+                self._fail(request, outgrown(self._cache_tokens))
                 return
 
     def _end(self, request: Request, status: RequestStatus, reason: FinishReason) -> None:
