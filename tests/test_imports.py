@@ -68,19 +68,7 @@ MAY_IMPORT_ORJSON = ("cbgen.io", "cbgen.job", "cbgen.bench", "cbgen.cli")
 COMMANDS = ("bench", "init", "merge", "plan", "run", "schema")
 """Modules of cbgen.cli that are named after their command, whatever else has that name."""
 
-SHARED_FILE_NAMES: frozenset[str] = frozenset(
-    {
-        "batch.py",
-        "fields.py",
-        "load.py",
-        "packed.py",
-        "plan.py",
-        "reference.py",
-        "screen.py",
-        "tree.py",
-        "waiting.py",
-    }
-)
+SHARED_FILE_NAMES = frozenset({"load.py"})
 """File names that several modules still have. Remove a name when it has one module; add none."""
 
 
