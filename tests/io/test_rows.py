@@ -7,7 +7,15 @@ import pytest
 
 from cbgen.errors import RowError
 from cbgen.io.json_values import encode_row
-from cbgen.io.rows import OUTPUT_FIELDS, Answer, OutputRows, Sample, logprobs_object
+from cbgen.io.rows import (
+    FIELDS,
+    OUTPUT_FIELDS,
+    OWN_COLUMNS,
+    Answer,
+    OutputRows,
+    Sample,
+    logprobs_object,
+)
 from tests.helpers.records import error_of, make_record, read_bytes
 
 PROMPT_IDS = list(range(12))
@@ -87,6 +95,13 @@ def test_token_ids_are_written_where_they_are_asked_for():
     row = OutputRows(token_ids=True).answer(make_record(), Answer((3,), [sample]))
     assert (row["token_ids"], row["prompt_token_ids"]) == ([4, 5], [3])
     assert list(row)[-1] == "error"
+
+
+def test_rows_and_parquet_columns_have_the_fields_of_the_one_table():
+    row = OutputRows("none", token_ids=True).answer(make_record(), ANSWER)
+    assert list(row) == ["id", "index", *(field.name for field in FIELDS), "error"]
+    assert set(OWN_COLUMNS) == {*row, "choices"} - {"id"}
+    assert set(OWN_COLUMNS) <= OUTPUT_FIELDS
 
 
 def test_all_carries_prompt_and_messages_but_no_ids_and_settings():
