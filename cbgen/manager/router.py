@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty
 
@@ -47,7 +48,7 @@ class OutputRouter:
         self._samples: dict[str, set[str]] = {}  # unanswered ones, of requests that have several
         self._answered: dict[str, None] = {}  # the last ids; all would take memory without end
         self._unfetched = _UnfetchedOutputs()
-        self._waiters = _Waiters()
+        self._waiters: dict[str | None, dict[_Waiter, None]] = {}  # first come, first served
         self._followers: dict[str, list[Receiver]] = {}
         self._closed: Closed | None = None
         self._is_new = True  # followers may come before the first start
@@ -145,14 +146,15 @@ class OutputRouter:
         """Deliver an output to whoever takes any: its id belongs to another request."""
         with self._lock:
             self._has_begun = True
-            self._deliver_to_anybody(output, is_apart=True)
+            self._deliver_to_one(output, None)
             self._end_iterations()
 
     def close(self, failure: EngineError | None = None) -> None:
         """Tell everybody that no more outputs will come; what is there can still be fetched."""
         with self._lock:
             self._closed = Closed(failure)
-            self._waiters.end_all(self._closed)
+            for waiter in [each for waiters in self._waiters.values() for each in waiters]:
+                self._end_wait(waiter, self._closed)
             for request_id, receivers in self._followers.items():
                 tracked = self._unanswered.get(request_id)
                 output = None
@@ -197,7 +199,7 @@ class OutputRouter:
                 if not may_wait:
                     raise RuntimeError(WAITS_IN_A_PAUSE)
                 waiter = _Waiter(request_id, ends_when_answered)
-                self._waiters.add(waiter)
+                self._waiters.setdefault(request_id, {})[waiter] = None
         if waiter is not None:
             item = self._wait(waiter, timeout)
         return None if item is None else self.output_of(item)
@@ -253,7 +255,7 @@ class OutputRouter:
     def after_fork(self, failure: EngineError) -> None:
         """Close in a forked process without telling anybody: those who wait are not in it."""
         self._lock = DeferringLock()  # the old one may be held by a thread that is not here
-        self._waiters = _Waiters()
+        self._waiters.clear()
         self._followers.clear()
         self._closed = Closed(failure)
 
@@ -301,40 +303,47 @@ class OutputRouter:
         if reached:
             if not output.is_finished():
                 self._followers[request_id] = reached
-        elif not self._waiters.serve(request_id, output):
-            self._deliver_to_anybody(output)
+        else:
+            self._deliver_to_one(output, request_id, None)
 
-    def _deliver_to_anybody(self, output: RequestOutput, *, is_apart: bool = False) -> None:
-        if not self._waiters.serve(None, output):
-            self._unfetched.add(output, has_id=not is_apart)
+    def _deliver_to_one(self, output: RequestOutput, *request_ids: str | None) -> None:
+        """Hand an output to the first who waits for one of some ids, else keep it for them."""
+        for request_id in request_ids:
+            for waiter in self._waiters.get(request_id, ()):
+                self._end_wait(waiter, output)
+                return
+        self._unfetched.add(output, request_ids[0])
 
     def _is_all_answered(self) -> bool:
         return self._has_begun and not self._unanswered
 
     def _end_iterations(self) -> None:  # the lock is held
         if self._is_all_answered():
-            self._waiters.end_answered(Closed())
+            for waiter in list(self._waiters.get(None, ())):
+                if waiter.ends_when_answered:
+                    self._end_wait(waiter, Closed())
+
+    def _end_wait(self, waiter: _Waiter, item: Item | None = None) -> None:
+        """Let a caller go, if it still waits, and hand it an item; the lock is held."""
+        waiters = self._waiters.get(waiter.request_id, {})
+        waiters.pop(waiter, None)
+        if not waiters:
+            self._waiters.pop(waiter.request_id, None)
+        if item is not None:
+            waiter.queue.put(item)
 
     def _wait(self, waiter: _Waiter, timeout: float | None) -> Item | None:
         try:
             return waiter.queue.get(timeout=timeout)
-        except Empty:
-            return self._leave(waiter)
-        except BaseException:  # interrupted: what was handed over must not be lost
-            late = self._leave(waiter)
-            if isinstance(late, RequestOutput):
-                with self._lock:
+        except BaseException as error:  # the time is over, or the caller was interrupted
+            with self._lock:
+                self._end_wait(waiter)
+                late = None if waiter.queue.empty() else waiter.queue.get()
+                if isinstance(error, Empty):
+                    return late
+                if isinstance(late, RequestOutput):  # it must not be lost
                     self._deliver(late)
             raise
-
-    def _leave(self, waiter: _Waiter) -> Item | None:
-        """Stop waiting; return what arrived in the very last moment."""
-        with self._lock:
-            self._waiters.remove(waiter)
-        try:
-            return waiter.queue.get_nowait()
-        except Empty:
-            return None
 
 
 class DeferringLock:
@@ -380,8 +389,8 @@ class _UnfetchedOutputs:
     """
 
     def __init__(self) -> None:
-        self._outputs: OrderedDict[int, RequestOutput] = OrderedDict()  # by number
-        self._numbers: dict[str, deque[int]] = {}  # by request id, oldest first
+        self._outputs: OrderedDict[int, tuple[str | None, RequestOutput]] = OrderedDict()
+        self._numbers: dict[str | None, deque[int]] = {}  # of an id, oldest first
         self._num_added = 0
 
     def __len__(self) -> int:
@@ -390,90 +399,36 @@ class _UnfetchedOutputs:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._numbers
 
-    def add(self, output: RequestOutput, *, has_id: bool) -> None:
-        """Keep an output; without `has_id` it is not found by its request's id."""
+    def add(self, output: RequestOutput, request_id: str | None) -> None:
+        """Keep an output; with None in place of an id it goes only to who asks for any."""
         self._num_added += 1
-        self._outputs[self._num_added] = output
-        if has_id:
-            self._numbers.setdefault(output.request_id, deque()).append(self._num_added)
+        self._outputs[self._num_added] = request_id, output
+        self._numbers.setdefault(request_id, deque()).append(self._num_added)
 
     def take(self, request_id: str | None) -> RequestOutput | None:
         """Remove and return the oldest output, of a request or of any; None if there is none."""
-        if request_id is None:
-            if not self._outputs:
-                return None
-            number, output = self._outputs.popitem(last=False)
-        else:
-            if request_id not in self._numbers:
-                return None
-            number = self._numbers[request_id][0]
-            output = self._outputs.pop(number)
-        numbers = self._numbers.get(output.request_id)
-        if numbers is not None and numbers[0] == number:
-            numbers.popleft()
-            if not numbers:
-                del self._numbers[output.request_id]
+        numbers = self._outputs if request_id is None else self._numbers.get(request_id, ())
+        number = next(iter(numbers), None)
+        if number is None:
+            return None
+        key, output = self._outputs.pop(number)
+        self._numbers[key].popleft()
+        if not self._numbers[key]:
+            del self._numbers[key]
         return output
 
     def finished(self) -> dict[str, RequestOutput]:
         """Return the final ones among them by request id; they stay."""
-        return {out.request_id: out for out in self._outputs.values() if out.is_finished()}
+        return {out.request_id: out for _, out in self._outputs.values() if out.is_finished()}
 
 
+@dataclass(eq=False, slots=True)
 class _Waiter:
     """A caller who waits for one output, of a request or of any (None)."""
 
-    def __init__(self, request_id: str | None, ends_when_answered: bool) -> None:
-        self.request_id = request_id
-        self.ends_when_answered = ends_when_answered
-        self.queue = OutputQueue()
-
-
-class _Waiters:
-    """Callers who wait for one output each, in the order in which they came.
-
-    Not thread-safe: the router's lock guards it.
-    """
-
-    def __init__(self) -> None:
-        self._waiters: dict[str | None, dict[_Waiter, None]] = {}  # by request
-
-    def __len__(self) -> int:
-        return sum(map(len, self._waiters.values()))
-
-    def add(self, waiter: _Waiter) -> None:
-        """Let somebody wait."""
-        self._waiters.setdefault(waiter.request_id, {})[waiter] = None
-
-    def remove(self, waiter: _Waiter) -> None:
-        """Let somebody go who may still wait."""
-        waiters = self._waiters.get(waiter.request_id, {})
-        waiters.pop(waiter, None)
-        if not waiters:
-            self._waiters.pop(waiter.request_id, None)
-
-    def serve(self, request_id: str | None, output: RequestOutput) -> bool:
-        """Hand an output to the first who waits for a request, or for any; False if nobody does."""
-        for waiter in self._waiters.get(request_id, ()):
-            self._end(waiter, output)
-            return True
-        return False
-
-    def end_all(self, closed: Closed) -> None:
-        """Tell everybody that nothing more comes, and let them go."""
-        for waiters in list(self._waiters.values()):
-            for waiter in list(waiters):
-                self._end(waiter, closed)
-
-    def end_answered(self, closed: Closed) -> None:
-        """Tell those whose wait ends once all requests are answered, and let them go."""
-        for waiter in list(self._waiters.get(None, ())):
-            if waiter.ends_when_answered:
-                self._end(waiter, closed)
-
-    def _end(self, waiter: _Waiter, item: Item) -> None:
-        self.remove(waiter)
-        waiter.queue.put(item)
+    request_id: str | None
+    ends_when_answered: bool
+    queue: OutputQueue = field(default_factory=OutputQueue)
 
 
 def _put(receiver: Receiver, item: Item) -> bool:

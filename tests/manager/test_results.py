@@ -74,7 +74,7 @@ def test_an_iteration_that_waits_ends_when_another_one_gets_the_last_output(scri
     seen = []
 
     def open_the_gate() -> None:
-        while len(manager._router._waiters) < 3:
+        while len(manager._router._waiters.get(None, ())) < 3:
             time.sleep(0.001)
         gate.opened.set()
 
