@@ -25,8 +25,8 @@ class OutputSink(Protocol):
     def put(self, outputs: Sequence[GenerationOutput]) -> None:
         """Take requests that have ended, in the order in which they ended."""
 
-    def fail(self, error: EngineError) -> None:
-        """Be told that the engine has died; no more outputs follow."""
+    def close(self, failure: EngineError | None) -> None:
+        """Be told that the thread ends; `failure` is what ended the engine, None after a stop."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,6 @@ class EngineLoop:
         sink: gets the outputs.
         max_queue_size: requests that may wait for admission before `submit` blocks; 0 = any number.
         on_step: called on the engine's thread after each step, before outputs of that step are put.
-        on_end: called on the engine's thread when it ends, before the sink is told of a failure.
     """
 
     def __init__(
@@ -60,13 +59,11 @@ class EngineLoop:
         *,
         max_queue_size: int = 0,
         on_step: Callable[[], None] = lambda: None,
-        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._sink = sink
         self._max_queue_size = max_queue_size
         self._on_step = on_step
-        self._on_end = on_end
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # the engine's thread waits here
         self._has_room = threading.Condition(self._lock)  # submitters wait here
@@ -234,11 +231,7 @@ class EngineLoop:
             self._is_stopping = True
             self._has_room.notify_all()
             self._has_parked.notify_all()
-        try:
-            self._on_end()
-        finally:
-            if failure is not None:
-                self._sink.fail(failure)
+        self._sink.close(failure)
 
     def _run_once(self) -> bool:
         """Give the engine what has come in and run a step, none while paused.

@@ -205,7 +205,7 @@ class BatchJob:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001  it goes on in the caller's thread
-                self._results.fail(error)
+                self._results.close(error)
 
         # A daemon: it may be waiting for a pipe that nobody closes when the process shall end.
         threading.Thread(target=run, name=name, daemon=True).start()
@@ -220,10 +220,10 @@ class BatchJob:
                 self._statistics.rows_read += 1
                 num_records += 1
         except UsageError as error:
-            self._records.fail(error)
+            self._records.close(error)
             return  # it is told behind the rows before it
         except BaseException as error:
-            self._records.fail(error)
+            self._records.close(error)
             raise
         self._num_records = num_records
         self._statistics.input_ended = True

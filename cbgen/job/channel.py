@@ -51,7 +51,7 @@ class Channel(Generic[T]):
         Returns an empty list when the channel is closed and empty, and after `timeout` seconds.
 
         Raises:
-            BaseException: the failure that `fail` gave, once the items before it are taken.
+            BaseException: the failure that `close` was given, once the items before it are taken.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._is_closed, timeout)
@@ -63,14 +63,12 @@ class Channel(Generic[T]):
             self._changed.notify_all()
             return taken
 
-    def close(self) -> None:
-        """Drop what is put from now on; what is there can still be taken."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+    def close(self, failure: BaseException | None = None) -> None:
+        """Drop what is put from now on; what is there can still be taken.
 
-    def fail(self, failure: BaseException) -> None:
-        """Close the channel and raise the first `failure` in whoever takes from it."""
+        Args:
+            failure: is raised in whoever takes from the channel then; the first one counts.
+        """
         with self._changed:
             self._failure = self._failure or failure
             self._is_closed = True

@@ -154,7 +154,6 @@ class BackgroundEngine:
                 self,
                 max_queue_size=self._setup.config.max_queue_size,
                 on_step=self._router.advance,
-                on_end=self._end,
             )
             self.failure = None
             self._keeps_engine = self._is_hard_stop = False
@@ -277,10 +276,7 @@ class BackgroundEngine:
         """Pass on requests that have ended; called by the loop."""
         self._router.put(outputs, is_hard_stop=self._is_hard_stop)
 
-    def fail(self, error: EngineError) -> None:
-        """Do nothing: everybody was told of the failure when the thread ended."""
-
-    def _end(self) -> None:
+    def close(self, failure: EngineError | None) -> None:
         """Give the model back and tell everybody; called on the engine's thread at its end."""
         loan = self._loan
         assert loan is not None
@@ -289,11 +285,11 @@ class BackgroundEngine:
         self._shared.remove(loan)  # not earlier: a pause is to find the model given back
         with self._lock:
             self._loan = None
-            self.failure = loan.loop.failure
-            if self.failure is not None or not self._keeps_engine:
+            self.failure = failure
+            if failure is not None or not self._keeps_engine:
                 self.built = None
             # With the lock, so that the router is not open again for another start.
-            self._router.close(self.failure)
+            self._router.close(failure)
 
     def _build(self) -> BuiltEngine:
         """Return the kept engine if it still fits the model, else a new one. Holds the lock."""

@@ -358,16 +358,3 @@ def test_a_queue_holds_no_more_than_it_may(sink):
     sink.wait_for(20)
     assert loop.stop(timeout=PATIENCE)
     assert max(waiting) <= 3
-
-
-def test_the_end_is_told_before_the_failure(sink, monkeypatch):
-    told = []
-    fail = sink.fail
-    monkeypatch.setattr(sink, "fail", lambda error: (told.append("failure"), fail(error)))
-    model = ScriptedModel(before_step=failing_at(1, ValueError("bad")))
-    loop = EngineLoop(make_scripted_engine(model), sink, on_end=lambda: told.append("end"))
-    loop.start()
-    loop.submit([make_request("a", [3])])
-    sink.wait_for_failure()
-    assert loop.stop(timeout=PATIENCE)
-    assert told == ["end", "failure"]

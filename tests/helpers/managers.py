@@ -56,9 +56,9 @@ class ListSink:
             self.outputs.update((output.request_id, output) for output in outputs)
             self._changed.notify_all()
 
-    def fail(self, error: EngineError) -> None:
+    def close(self, failure: EngineError | None) -> None:
         with self._changed:
-            self.error = error
+            self.error = failure
             self._changed.notify_all()
 
     def wait_for(self, count: int) -> None:

@@ -111,7 +111,7 @@ def test_a_failing_input_ends_the_job_with_its_error():
 def test_a_dead_engine_ends_the_job_with_its_cause():
     stub = make_stub_job()
     stub.engine.holds = lambda request: True
-    stub.engine.submit = lambda requests: stub.engine.results.fail(EngineError("out of memory"))
+    stub.engine.submit = lambda requests: stub.engine.results.close(EngineError("out of memory"))
     with pytest.raises(EngineError, match="out of memory"):
         list(stub.job.rows(records_of(token_rows(5))))
 

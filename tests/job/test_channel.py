@@ -72,8 +72,8 @@ def test_closing_wakes_whoever_waits_to_put():
 def test_a_failure_reaches_the_taker_after_the_items_before_it():
     channel = Channel()
     channel.put([1])
-    channel.fail(KeyError("cause"))
-    channel.fail(ValueError("later"))
+    channel.close(KeyError("cause"))
+    channel.close(ValueError("later"))
     assert channel.take() == [1]
     with pytest.raises(KeyError, match="cause"):
         channel.take()

@@ -133,15 +133,14 @@ def test_a_manager_whose_sibling_has_died_can_be_paused(model, manager_of, monke
 
 def test_a_manager_that_is_just_ending_has_given_the_model_back_in_a_pause(model, manager_of):
     first, second = manager_of(), manager_of()
-    loop = second._engine.loop
-    has_ended, may_go_on, end = threading.Event(), threading.Event(), loop._on_end
+    has_ended, may_go_on, close = threading.Event(), threading.Event(), second._engine.close
 
-    def end_late() -> None:
+    def close_late(failure) -> None:
         has_ended.set()
         assert may_go_on.wait(PATIENCE)
-        end()
+        close(failure)
 
-    loop._on_end = end_late
+    second._engine.close = close_late
     second.stop(block=False)
     assert has_ended.wait(PATIENCE)
     with first.pause():
