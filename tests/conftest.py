@@ -3,7 +3,8 @@
 A worker of parallel tests computes on one thread, so that the workers share the cores.
 
 Generated examples are the same in every run, so that a change is judged by itself; with
-HYPOTHESIS_PROFILE=search in the environment they are new ones each time.
+HYPOTHESIS_PROFILE=search in the environment they are new ones each time. No example has a deadline:
+how long it takes is the load of the machine.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("same", derandomize=True)
-settings.register_profile("search", derandomize=False, print_blob=True)
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("search", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
