@@ -25,7 +25,6 @@ from cbgen.engine.model.probe import ModelFacts, probe_model
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner
 from cbgen.engine.scheduler.policies import make_scheduler
-from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -84,7 +83,6 @@ def build_engine(
     attn_implementation: str = "auto",
     *,
     observer: EngineObserver | None = None,
-    tokenizer: TokenDecoder | None = None,
     hints: WorkloadHints | None = None,
 ) -> BuiltEngine:
     """Probe a loaded model, decide every size, and put an engine together for it.
@@ -96,7 +94,6 @@ def build_engine(
         config: what was asked for.
         attn_implementation: name of the attention backend, or auto.
         observer: is told what happens in every step.
-        tokenizer: decodes answers that have stop strings; without it such requests fail.
         hints: what is known of the requests to come.
 
     Raises:
@@ -104,7 +101,7 @@ def build_engine(
     """
     facts = probe_model(model)
     plan = resolve(config, attn_implementation, plan_facts(facts), hints)
-    engine = assemble_engine(partial(run_model, model), plan, facts.device, observer, tokenizer)
+    engine = assemble_engine(partial(run_model, model), plan, facts.device, observer)
     return BuiltEngine(engine, plan, facts)
 
 
@@ -113,7 +110,6 @@ def assemble_engine(
     plan: EnginePlan,
     device: torch.device,
     observer: EngineObserver | None = None,
-    tokenizer: TokenDecoder | None = None,
 ) -> Engine:
     """Allocate cache and rows as planned and return the engine around a forward pass.
 
@@ -122,7 +118,7 @@ def assemble_engine(
     for warning in plan.warnings:
         logger.warning("%s", warning)
     cache = KVCache(plan.cache, shares_prefixes=plan.shares_prefixes)
-    scheduler = make_scheduler(plan, cache, observer, tokenizer)
+    scheduler = make_scheduler(plan, cache, observer)
     runner = Runner(forward, plan, device)
     check = os.environ.get("CBGEN_CHECK") == "1"
     return Engine(scheduler, runner, check=check, observer=observer)

@@ -9,7 +9,6 @@ from cbgen.engine.events import EngineObserver, StepStats, StepTimes
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.scheduler.scheduler import Scheduler
 from cbgen.engine.step import ScheduledBatch, StepResult
-from cbgen.engine.text.detokenizer import TokenDecoder
 
 
 class StepHandle(Protocol):
@@ -56,10 +55,6 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """End a request now with what it has; unknown and finished ids are ignored."""
         self._scheduler.cancel(request_id)
-
-    def set_tokenizer(self, tokenizer: TokenDecoder | None) -> None:
-        """Decode the answers of requests with stop strings that are added from now on with this."""
-        self._scheduler.tokenizer = tokenizer
 
     def reset_prefix_cache(self) -> None:
         """Share nothing any more that was computed so far, because the weights have changed."""

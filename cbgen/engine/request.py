@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 from cbgen.engine.sampling.params import SamplingParams
+from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.engine.text.stop_checker import StopChecker
 
 
@@ -77,8 +78,15 @@ class Request:
         max_tokens: most tokens of prompt and answer together; set when the scheduler takes it.
         expected_blocks: blocks of the cache that its whole length is expected to take.
         parent_id: the request that it is another sample of, and with which it is cancelled.
-        stop_checker: looks for its stop strings; set when the scheduler takes one that has some.
+        stop_checker: looks for its stop strings; None if it has none, or without a tokenizer.
         packed_tokens: its known tokens as the prefix cache compares them; None where not packed.
+
+    Args:
+        request_id: no other unfinished request has it.
+        prompt_ids: are copied.
+        params: how its tokens are drawn, and what ends it.
+        parent_id: see above.
+        tokenizer: decodes its answer; without one a request with stop strings fails.
     """
 
     __slots__ = (
@@ -118,6 +126,7 @@ class Request:
         params: SamplingParams,
         *,
         parent_id: str | None = None,
+        tokenizer: TokenDecoder | None = None,
     ) -> None:
         self.request_id = request_id
         self.parent_id = parent_id
@@ -142,6 +151,12 @@ class Request:
         self.max_tokens = 0
         self.expected_blocks = 0
         self.stop_checker: StopChecker | None = None
+        if tokenizer is not None and params.stop_strings:
+            self.stop_checker = StopChecker(
+                tokenizer,
+                params.stop_strings,
+                skip_special_tokens=params.skip_special_tokens,
+            )
         self.packed_tokens: bytes | None = None
         self.created_time = time.perf_counter()
         self.started_time = -1.0

@@ -82,13 +82,7 @@ class RowSurvey:
                 self.rows += 1
                 error = row.error
                 if row.requests:
-                    first = row.requests[0]
-                    error = refusal(
-                        first,
-                        self.plan,
-                        is_duplicate=False,
-                        has_tokenizer=preparer.renderer.has_tokenizer,
-                    )
+                    error = refusal(row.requests[0], self.plan, is_duplicate=False)
                 if error is not None:
                     self._count_bad(row.record, error)
                 else:

@@ -70,7 +70,6 @@ def open_job(
             recipe.continuous_batching_config,
             recipe.model.attn_implementation,
             observer=observer,
-            tokenizer=loaded.tokenizer,
         )
         preparer = make_preparer(recipe, template, loaded, built.plan)
         results: Results = Channel()

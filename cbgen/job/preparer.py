@@ -108,7 +108,7 @@ class Preparer:
             settings = settings.for_prompt(len(prompt_ids))
             ids = request_ids(row_id, len(settings.samples))
             requests = (
-                Request(request_id, prompt_ids, params)
+                Request(request_id, prompt_ids, params, tokenizer=self.renderer.tokenizer)
                 for request_id, params in zip(ids, settings.samples, strict=True)
             )
             return PreparedRow(record, tuple(requests), settings)

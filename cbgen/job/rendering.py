@@ -59,8 +59,7 @@ class Renderer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, config: PromptConfig) -> None:
-        self._tokenizer = tokenizer
-        self.has_tokenizer = tokenizer is not None
+        self.tokenizer = tokenizer
         self.config = config
         self._chat_template = _read_template(config.chat_template)
         self._template_text = str(self._chat_template or getattr(tokenizer, "chat_template", ""))
@@ -133,7 +132,7 @@ class Renderer:
         if taken:
             names = ", ".join(sorted(taken))
             raise UsageError(f"prompt.chat_template_kwargs: {names} is no variable of a template")
-        if self._tokenizer is None or self._chat_template is None:
+        if self.tokenizer is None or self._chat_template is None:
             return
         try:
             self._render_chat([{"role": "user", "content": "a"}], Prompt(messages=[]))
@@ -144,7 +143,7 @@ class Renderer:
                 ) from error
 
     def _decide_chat(self) -> bool:
-        template = self._chat_template or getattr(self._tokenizer, "chat_template", None)
+        template = self._chat_template or getattr(self.tokenizer, "chat_template", None)
         if self.config.chat == "auto":
             return template is not None
         if self.config.chat and template is None:
@@ -156,7 +155,7 @@ class Renderer:
 
     def _render(self, prompt: Prompt) -> tuple[str, bool]:
         """Return a prompt's text and whether the tokenizer shall add its special tokens."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise RowError(
                 "no_tokenizer",
                 "the model has no tokenizer; give the prompt as prompt_token_ids",
@@ -177,7 +176,7 @@ class Renderer:
         return self._render_chat(messages, prompt), setting is True
 
     def _render_chat(self, messages: list[dict[str, Any]], prompt: Prompt) -> str:
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         assert tokenizer is not None
         if self.config.system is not None:
             messages = [{"role": "system", "content": self.config.system}, *messages]
@@ -228,7 +227,7 @@ class Renderer:
             )
 
     def _begins_with_bos(self, text: str) -> bool:
-        bos_token: str | None = getattr(self._tokenizer, "bos_token", None)
+        bos_token: str | None = getattr(self.tokenizer, "bos_token", None)
         return bos_token is not None and text.startswith(bos_token)
 
     def _is_rendered(self, text: str) -> bool:
@@ -238,10 +237,10 @@ class Renderer:
     def _encode(
         self, texts: list[str], adds_special_tokens: bool
     ) -> Sequence[list[int] | RowError]:
-        assert self._tokenizer is not None
+        assert self.tokenizer is not None
         options = {"add_special_tokens": adds_special_tokens, "verbose": False}
         try:
-            encoded: list[list[int]] = self._tokenizer(texts, **options)["input_ids"]
+            encoded: list[list[int]] = self.tokenizer(texts, **options)["input_ids"]
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             if len(texts) == 1:
                 return [RowError("tokenization_failed", f"the prompt cannot be tokenized: {error}")]

@@ -52,7 +52,6 @@ def build(model: PreTrainedModel, setup: EngineSetup) -> BuiltEngine:
             model,
             setup.config,
             setup.attn_implementation,
-            tokenizer=setup.tokenizer,
             hints=setup.hints,
         )
 
@@ -120,8 +119,6 @@ class BackgroundEngine:
             if names:
                 self.built = None
             self._setup = setup
-            if self.built is not None:
-                self.built.engine.set_tokenizer(setup.tokenizer)
 
     def warmup(self) -> None:
         """Build the engine, if there is none.

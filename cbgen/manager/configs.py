@@ -21,7 +21,6 @@ from cbgen.engine.config import (
     config_field_names,
 )
 from cbgen.engine.model.probe import end_of_sequence_ids
-from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.errors import RowError, UsageError
 from cbgen.generation.check import FieldError, check_generation_fields
 from cbgen.generation.fields import GENERATION_FIELDS, nearest_field
@@ -50,8 +49,6 @@ class EngineSetup:
     config: ContinuousBatchingConfig
     attn_implementation: str = "auto"
     hints: WorkloadHints = field(default_factory=WorkloadHints)
-    tokenizer: TokenDecoder | None = None
-    """Decodes the text of streams, and answers that have stop strings; any engine takes it."""
 
     def differences(self, other: EngineSetup) -> list[str]:
         """Return the names of the settings for which `other` needs another engine than this."""
@@ -81,7 +78,6 @@ def engine_setup(
     batching_config: BatchingConfig | None,
     generation_config: GivenGeneration | None,
     hints: object | None,
-    tokenizer: TokenDecoder | None,
 ) -> EngineSetup:
     """Return how the engine of a model is to be built.
 
@@ -90,7 +86,6 @@ def engine_setup(
         batching_config: what was asked of the engine.
         generation_config: may hold the batching config instead, which is deprecated.
         hints: an object with the fields of `WorkloadHints`.
-        tokenizer: decodes answers.
 
     Raises:
         UsageError: a field is unknown, out of range or not supported; the text names it.
@@ -106,10 +101,7 @@ def engine_setup(
             )
     config = ContinuousBatchingConfig(**_typed(_batching_values(batching_config)))
     return EngineSetup(
-        config=config,
-        attn_implementation=_attention(model, config),
-        hints=_hints(hints),
-        tokenizer=tokenizer,
+        config=config, attn_implementation=_attention(model, config), hints=_hints(hints)
     )
 
 

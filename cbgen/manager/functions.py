@@ -69,9 +69,7 @@ def init_continuous_batching(
     check_model(model)
     if logprobs_mode not in get_args(LogprobsMode):
         raise UsageError(f"logprobs_mode must be raw or processed, got {logprobs_mode!r}")
-    setup = engine_setup(
-        model, continuous_batching_config, generation_config, workload_hints, tokenizer
-    )
+    setup = engine_setup(model, continuous_batching_config, generation_config, workload_hints)
     config = setup.config
     try:
         seed = run_seed(setting(generation_config, "seed"), config.seed)
@@ -86,9 +84,9 @@ def init_continuous_batching(
     )
     kept = persistent_manager_of(model)
     if kept is not None:
-        kept.reconfigure(setup, settings)
+        kept.reconfigure(setup, settings, tokenizer)
         return kept
-    return ContinuousBatchingManager(model, setup, settings)
+    return ContinuousBatchingManager(model, setup, settings, tokenizer)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def make_samples(
         given: the request.
         request_id: its id, or the one that was made up for it.
         settings: the settings that requests share.
-        tokenizer: for the text of streams.
+        tokenizer: for the text of streams and for stop strings.
     """
     try:
         own = settings.resolve(request_id, set_fields(given.fields))
@@ -66,10 +66,14 @@ def make_samples(
         failed.fail(error.code, error.message)
         requests = [failed]
     else:
-        requests = [Request(request_id, given.prompt_ids, first)]
+        requests = [Request(request_id, given.prompt_ids, first, tokenizer=tokenizer)]
         for index, params in enumerate(others):
             child_id = f"{request_id}__child#{index}"
-            requests.append(Request(child_id, given.prompt_ids, params, parent_id=request_id))
+            requests.append(
+                Request(
+                    child_id, given.prompt_ids, params, parent_id=request_id, tokenizer=tokenizer
+                )
+            )
     return [
         TrackedRequest(
             request,

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import FinishReason, RequestStatus
+from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.errors import EngineError
 from cbgen.generation.resolve import GenerationSettings
 from cbgen.manager.background_engine import BackgroundEngine
@@ -61,9 +62,10 @@ class ContinuousBatchingManager:
         model: PreTrainedModel,
         setup: EngineSetup,
         settings: GenerationSettings,
+        tokenizer: TokenDecoder | None = None,
     ) -> None:
         self._settings = settings
-        self._tokenizer = setup.tokenizer
+        self._tokenizer = tokenizer
         self._router = OutputRouter()
         self._engine = BackgroundEngine(model, setup, self._router)
         self._shared_model = shared_model(model)
@@ -201,14 +203,16 @@ class ContinuousBatchingManager:
         loop = self._engine.loop
         return StepStats() if loop is None else loop.stats()
 
-    def reconfigure(self, setup: EngineSetup, settings: GenerationSettings) -> None:
+    def reconfigure(
+        self, setup: EngineSetup, settings: GenerationSettings, tokenizer: TokenDecoder | None
+    ) -> None:
         """Answer requests that are added from now on with other settings.
 
         Raises:
             UsageError: the running engine would have to be another one.
         """
         self._engine.change_setup(setup)
-        self._settings, self._tokenizer = settings, setup.tokenizer
+        self._settings, self._tokenizer = settings, tokenizer
 
     def add_request(
         self,

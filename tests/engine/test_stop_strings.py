@@ -20,8 +20,8 @@ PROMPTS = ((9, 4, 77, 9), (1,), tuple(range(20, 41)), (100, 3, 3, 8, 5))
 
 def run_one(answer: list[int], **params):
     """Run a request to which the model answers these tokens, over and over."""
-    request = make_request("a", 3, **params)
-    scheduler = make_scheduler(tokenizer=LetterTokenizer())
+    request = make_request("a", 3, tokenizer=LetterTokenizer(), **params)
+    scheduler = make_scheduler()
     (ended,) = run_scheduler(
         scheduler, [request], lambda item: answer[item.start + item.num_tokens - 3]
     )
@@ -55,8 +55,8 @@ def test_text_that_was_held_back_is_looked_at_when_the_length_is_reached():
         def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
             return "x" * (len(token_ids) - 1) + "\ufffd"
 
-    request = make_request("a", 3, stop_strings=("\ufffd",), max_new_tokens=4)
-    (ended,) = run_scheduler(make_scheduler(tokenizer=Half()), [request])
+    request = make_request("a", 3, tokenizer=Half(), stop_strings=("\ufffd",), max_new_tokens=4)
+    (ended,) = run_scheduler(make_scheduler(), [request])
     assert (len(ended.generated_tokens), ended.stop_string) == (4, "\ufffd")
     assert ended.finish_reason is FinishReason.STOP
 
@@ -72,14 +72,6 @@ def test_without_a_tokenizer_a_request_with_stop_strings_fails_alone():
     assert ended["plain"].finish_reason is FinishReason.LENGTH
 
 
-def test_a_tokenizer_that_comes_later_serves_the_requests_that_come_later():
-    scheduler = make_scheduler()
-    scheduler.tokenizer = LetterTokenizer()
-    request = make_request("a", 3, stop_strings=("c",), max_new_tokens=4)
-    (ended,) = run_scheduler(scheduler, [request])
-    assert (ended.generated_tokens, ended.stop_string) == ([7], "c")
-
-
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_a_preempted_request_finds_its_stop_string(name):
     requests, wanted = [], {}
@@ -88,11 +80,13 @@ def test_a_preempted_request_finds_its_stop_string(name):
         tokenizer = LetterTokenizer()
         stops = (tokenizer.decode(answer[9:12], skip_special_tokens=True),)
         wanted[str(number)] = until_stop(answer, stops)
-        requests.append(make_request(str(number), prompt, stop_strings=stops, max_new_tokens=14))
+        requests.append(
+            make_request(
+                str(number), prompt, tokenizer=tokenizer, stop_strings=stops, max_new_tokens=14
+            )
+        )
     num_blocks = 6 if name == "mistral" else 11  # its layers have a window
-    with make_engine(
-        name, tokenizer=LetterTokenizer(), page_size=4, num_blocks=num_blocks, safety_margin=0.0
-    ) as built:
+    with make_engine(name, page_size=4, num_blocks=num_blocks, safety_margin=0.0) as built:
         outputs = run_engine(built.engine, requests)
     assert sum(request.num_preemptions for request in requests) > 0
     found = {key: (output.generated_tokens, output.stop_string) for key, output in outputs.items()}

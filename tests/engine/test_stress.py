@@ -68,6 +68,7 @@ class Schedule:
             logprobs=choose.choice([None, "raw", "processed"]),
             repetition_penalty=choose.choice(PENALTIES),
             stop_strings=choose.choice(STOP_STRINGS),
+            tokenizer=LetterTokenizer(),
             **sampling,
         )
 
@@ -120,13 +121,14 @@ def expected_answers(schedule: Schedule) -> dict[str, list[int]]:
     }
     with make_engine(
         schedule.model,
-        tokenizer=LetterTokenizer(),
         page_size=64,
         num_blocks=1,
         allow_block_sharing=False,
     ) as built:
         for request in sampled:
-            copy = Request(request.request_id, request.prompt_ids, request.params)
+            copy = Request(
+                request.request_id, request.prompt_ids, request.params, tokenizer=LetterTokenizer()
+            )
             (output,) = run_engine(built.engine, [copy]).values()
             answers[output.request_id] = output.generated_tokens
     return answers
@@ -137,9 +139,7 @@ def run_schedule(seed: int) -> StepStats:
     """Run one schedule, compare every answer, and return the counts of the engine, once a seed."""
     schedule = Schedule(seed)
     wanted = expected_answers(schedule)
-    with make_engine(
-        schedule.model, schedule.attention, tokenizer=LetterTokenizer(), **schedule.config()
-    ) as built:
+    with make_engine(schedule.model, schedule.attention, **schedule.config()) as built:
         outputs = schedule.run(built.engine)
         stats = built.engine.stats()
     assert stats.num_used_blocks == stats.num_running == stats.num_waiting == 0

@@ -70,7 +70,6 @@ def make_scheduler(
     shares_prefixes: bool = False,
     num_host_blocks: int = 0,
     observer: EngineObserver | None = None,
-    tokenizer: TokenDecoder | None = None,
     max_batch_tokens: int = 16,
     **plan,
 ) -> Scheduler:
@@ -86,7 +85,7 @@ def make_scheduler(
     decided = make_plan(
         cache.shape, scheduler_type=scheduler_type, max_batch_tokens=max_batch_tokens, **plan
     )
-    return scheduler_of_plan(decided, cache, observer, tokenizer)
+    return scheduler_of_plan(decided, cache, observer)
 
 
 def make_request(
@@ -94,11 +93,14 @@ def make_request(
     prompt: int | Sequence[int] = 4,
     *,
     parent_id: str | None = None,
+    tokenizer: TokenDecoder | None = None,
     **params,
 ) -> Request:
     """Return a request; `prompt` is token ids or their number, `params` are SamplingParams."""
     ids = [1 + i % (VOCAB_SIZE - 1) for i in range(prompt)] if isinstance(prompt, int) else prompt
-    return Request(request_id, ids, SamplingParams(**params), parent_id=parent_id)
+    return Request(
+        request_id, ids, SamplingParams(**params), parent_id=parent_id, tokenizer=tokenizer
+    )
 
 
 class LetterTokenizer:

@@ -23,7 +23,6 @@ from cbgen.engine.forward import run_model
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.probe import probe_model
 from cbgen.engine.plan import resolve
-from cbgen.engine.text.detokenizer import TokenDecoder
 
 VOCAB_SIZE = 128
 CONTEXT = 256
@@ -221,7 +220,6 @@ def make_engine(
     *,
     first_answer_share: float = 0.0,
     observer: EngineObserver | None = None,
-    tokenizer: TokenDecoder | None = None,
     **config: Any,
 ) -> Iterator[BuiltEngine]:
     """Attach an engine to a model or to the tiny model of that name.
@@ -235,5 +233,5 @@ def make_engine(
     plan = replace(plan, first_answer_share=first_answer_share)
     with attached(model):
         forward = partial(run_model, model)
-        engine = assemble_engine(forward, plan, facts.device, observer, tokenizer)
+        engine = assemble_engine(forward, plan, facts.device, observer)
         yield BuiltEngine(engine, plan, facts)

@@ -7,7 +7,6 @@ import copy
 import pickle
 import sys
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
@@ -163,8 +162,7 @@ def spelling(monkeypatch, checkpoint, scripted):
             vocab_size=BYTE_VOCAB_SIZE,
         )
         manager = scripted(script, **LONG)
-        setup = replace(manager._engine._setup, tokenizer=tokenizer)
-        manager.reconfigure(setup, manager._settings)
+        manager.reconfigure(manager._engine._setup, manager._settings, tokenizer)
         manager.add_request(
             [0],
             request_id="a",

@@ -20,16 +20,13 @@ _WEIGHT = 1 / 64
 _RAISE, _LOWER, _MOST_CAUTION = 1.25, 0.98, 4.0
 
 
-def refusal(
-    request: Request, plan: EnginePlan, *, is_duplicate: bool, has_tokenizer: bool
-) -> RowError | None:
+def refusal(request: Request, plan: EnginePlan, *, is_duplicate: bool) -> RowError | None:
     """Return why a request can never run, or None if it can.
 
     Args:
         request: the request, not yet taken.
         plan: the bounds of the engine.
         is_duplicate: whether an unfinished request has the same id.
-        has_tokenizer: whether the text of answers is known, so that stop strings can be found.
     """
     prompt_ids = request.prompt_ids
     if is_duplicate:
@@ -59,7 +56,7 @@ def refusal(
             f"the prompt has {len(prompt_ids)} tokens, and the KV cache holds {cache_tokens}; "
             "shorten it or raise num_blocks",
         )
-    if request.params.stop_strings and not has_tokenizer:
+    if request.params.stop_strings and request.stop_checker is None:
         return _error(
             "no_tokenizer",
             "stop strings are found in text, and the engine has no tokenizer; give it one "

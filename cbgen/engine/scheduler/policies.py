@@ -8,7 +8,6 @@ from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import Request
 from cbgen.engine.scheduler.builder import BatchBuilder
 from cbgen.engine.scheduler.scheduler import Scheduler
-from cbgen.engine.text.detokenizer import TokenDecoder
 
 
 class FifoScheduler(Scheduler):
@@ -41,10 +40,7 @@ _SCHEDULERS = {"fifo": FifoScheduler, "prefill_first": PrefillFirstScheduler}
 
 
 def make_scheduler(
-    plan: EnginePlan,
-    cache: KVCache,
-    observer: EngineObserver | None = None,
-    tokenizer: TokenDecoder | None = None,
+    plan: EnginePlan, cache: KVCache, observer: EngineObserver | None = None
 ) -> Scheduler:
     """Return the scheduler that the plan names.
 
@@ -52,7 +48,6 @@ def make_scheduler(
         plan: every bound.
         cache: an empty cache of the plan's shape.
         observer: is told what happens to rows.
-        tokenizer: decodes answers that have stop strings.
 
     Raises:
         ValueError: the plan names none that there is.
@@ -60,4 +55,4 @@ def make_scheduler(
     if plan.scheduler_type not in _SCHEDULERS:
         expected = " or ".join(_SCHEDULERS)
         raise ValueError(f"scheduler_type is {plan.scheduler_type!r}; expected {expected}")
-    return _SCHEDULERS[plan.scheduler_type](plan, cache, observer, tokenizer)
+    return _SCHEDULERS[plan.scheduler_type](plan, cache, observer)

@@ -27,8 +27,6 @@ from cbgen.engine.scheduler.admission import Admission, outgrown, refusal, token
 from cbgen.engine.scheduler.builder import BatchBuilder
 from cbgen.engine.scheduler.waiting import UnfinishedRequests, WaitingQueue
 from cbgen.engine.step import SampledTokens, ScheduledBatch, StepResult
-from cbgen.engine.text.detokenizer import TokenDecoder
-from cbgen.engine.text.stop_checker import StopChecker
 from cbgen.errors import RowError
 
 _MOST_SKIPPED = 64
@@ -44,19 +42,11 @@ class Scheduler(ABC):
 
     Pure Python: no tensors. A policy decides in which order admitted requests get the tokens of a
     step, see `policies`.
-
-    Attributes:
-        tokenizer: decodes the answers of requests with stop strings that are added from now on.
     """
 
     def __init__(
-        self,
-        plan: EnginePlan,
-        cache: KVCache,
-        observer: EngineObserver | None = None,
-        tokenizer: TokenDecoder | None = None,
+        self, plan: EnginePlan, cache: KVCache, observer: EngineObserver | None = None
     ) -> None:
-        self.tokenizer = tokenizer
         self._cache = cache
         self._plan = plan
         self._cache_tokens = plan.cache.max_tokens  # read for every token
@@ -79,25 +69,12 @@ class Scheduler(ABC):
     def add(self, request: Request) -> None:
         """Take a request, or fail it at once if it can never run; `take_finished` then has it."""
         duplicate = request.request_id in self._unfinished
-        error = refusal(
-            request,
-            self._plan,
-            is_duplicate=duplicate,
-            has_tokenizer=self.tokenizer is not None,
-        )
+        error = refusal(request, self._plan, is_duplicate=duplicate)
         if error is not None:
             request.fail(error.code, error.message)
             self._finished.append(request)
             return
         request.max_tokens = token_limit(request, self._plan)
-        params = request.params
-        if params.stop_strings:
-            assert self.tokenizer is not None, "without it the request was refused"
-            request.stop_checker = StopChecker(
-                self.tokenizer,
-                params.stop_strings,
-                skip_special_tokens=params.skip_special_tokens,
-            )
         self._unfinished.add(request)
         self._waiting.append(request)
 
