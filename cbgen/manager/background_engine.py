@@ -21,10 +21,11 @@ from transformers import PreTrainedModel
 
 from cbgen.engine.build import BuiltEngine, build_engine
 from cbgen.engine.loop import EngineLoop
+from cbgen.engine.model.attach import attached
 from cbgen.engine.request import GenerationOutput
 from cbgen.errors import EngineError, UsageError
 from cbgen.manager.configs import EngineSetup
-from cbgen.manager.model_loan import ModelLoan, borrowed, shared_model
+from cbgen.manager.model_loan import ModelLoan, shared_model
 from cbgen.manager.outputs import ManagerStopped
 from cbgen.manager.router import OutputRouter
 
@@ -47,7 +48,7 @@ def build(model: PreTrainedModel, setup: EngineSetup) -> BuiltEngine:
     Raises:
         UsageError: the model does not obey the hook, or what was asked does not fit the machine.
     """
-    with borrowed(model):
+    with attached(model):
         return build_engine(
             model,
             setup.config,

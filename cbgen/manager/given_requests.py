@@ -12,7 +12,7 @@ from cbgen.engine.text.detokenizer import TokenDecoder
 from cbgen.errors import RowError
 from cbgen.generation.resolve import GenerationSettings
 from cbgen.manager.configs import set_fields
-from cbgen.manager.outputs import RequestOutput, StreamText, TrackedRequest
+from cbgen.manager.outputs import RequestOutput, TrackedRequest
 from cbgen.values import show_argument
 
 
@@ -79,7 +79,7 @@ def make_samples(
             request,
             is_streaming=given.streaming,
             has_timestamps=given.record_timestamps,
-            text=None if tokenizer is None else StreamText(request, tokenizer),
+            tokenizer=tokenizer,
         )
         for request in requests
     ]

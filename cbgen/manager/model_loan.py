@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import torch
 from transformers import PreTrainedModel
 
 from cbgen.engine.loop import EngineLoop
@@ -22,7 +21,7 @@ from cbgen.errors import EngineError
 
 
 class SharedModel:
-    """Owns what the engines of one model share: its mode, and the pauses that hold them.
+    """Owns the pauses that hold all engines of one model.
 
     Thread-safe. Has no reference to the model, which it must not keep alive.
     """
@@ -33,9 +32,6 @@ class SharedModel:
         self._held: list[ModelLoan] = []
         self._num_starting = 0
         self._pausing_threads: Counter[int] = Counter()
-        self._mode_lock = threading.Lock()
-        self._num_evaluating = 0
-        self._training_modules: list[torch.nn.Module] = []
 
     def is_pausing(self) -> bool:
         """Whether the calling thread holds a pause."""
@@ -119,25 +115,6 @@ class SharedModel:
         while self._held:
             self._held.pop().release()
 
-    @contextmanager
-    def evaluating(self, model: PreTrainedModel) -> Iterator[None]:
-        """Keep the model in evaluation mode; after the last such block its mode is as it was."""
-        with self._mode_lock:
-            if self._num_evaluating == 0:
-                self._training_modules = [item for item in model.modules() if item.training]
-                for module in self._training_modules:
-                    module.training = False
-            self._num_evaluating += 1
-        try:
-            yield
-        finally:
-            with self._mode_lock:
-                self._num_evaluating -= 1
-                if self._num_evaluating == 0:
-                    for module in self._training_modules:
-                        module.training = True
-                    self._training_modules = []
-
 
 _lock = threading.Lock()
 _shared_models: weakref.WeakKeyDictionary[PreTrainedModel, SharedModel]
@@ -150,13 +127,6 @@ def shared_model(model: PreTrainedModel) -> SharedModel:
         return _shared_models.setdefault(model, SharedModel())
 
 
-@contextmanager
-def borrowed(model: PreTrainedModel) -> Iterator[None]:
-    """Keep a model in evaluation mode, its attention routed through the hook."""
-    with shared_model(model).evaluating(model), attached(model):
-        yield
-
-
 class ModelLoan:
     """The loan of a model to an engine that runs, from its start to its end but for pauses."""
 
@@ -166,22 +136,17 @@ class ModelLoan:
         """Whether a pause holds the engine, so that it runs nothing."""
         self._model = model
         self._lock = threading.Lock()
-        self._stack: ExitStack | None = None
+        self._attachment = ExitStack()
 
     def take(self) -> None:
-        """Borrow the model, unless it is borrowed already."""
+        """Borrow the model."""
         with self._lock:
-            if self._stack is None:
-                stack = ExitStack()
-                stack.enter_context(borrowed(self._model))
-                self._stack = stack
+            self._attachment.enter_context(attached(self._model))
 
     def give_back(self) -> None:
         """Leave the model as it was before `take`; doing it again changes nothing."""
         with self._lock:
-            stack, self._stack = self._stack, None
-            if stack is not None:
-                stack.close()
+            self._attachment.close()
 
     def hold(self) -> None:
         """Return once the engine runs no step and the model is given back; `release` ends this.

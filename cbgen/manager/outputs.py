@@ -37,42 +37,6 @@ class EngineDied(EngineError, RuntimeError):
         self.outputs: dict[str, RequestOutput] = dict(outputs or {})
 
 
-class StreamText:
-    """The text of one stream, cut where its outputs are cut and before a stop string. Thread-safe.
-
-    Text in which a stop string may have begun comes with a later output.
-    """
-
-    def __init__(self, request: Request, tokenizer: TokenDecoder) -> None:
-        self._token_ids = request.generated_tokens
-        self._checker = StopChecker(
-            tokenizer,
-            request.params.stop_strings,
-            skip_special_tokens=request.params.skip_special_tokens,
-        )
-        self._lock = threading.Lock()
-        self._ends: list[int] = []
-        self._pieces: list[str] = []
-        self._is_complete = False
-
-    def cut(self, end: int, *, is_last: bool) -> int:
-        """Note that an output ends behind token `end`; return the number of its piece of text."""
-        self._ends.append(end)
-        self._is_complete = is_last
-        return len(self._ends) - 1
-
-    def piece(self, number: int) -> str:
-        """Return the text of one output; the pieces before it are decoded too."""
-        with self._lock:
-            while len(self._pieces) <= number:
-                place = len(self._pieces)
-                start = self._ends[place - 1] if place else 0
-                new = self._token_ids[start : self._ends[place]]
-                is_last = self._is_complete and place == len(self._ends) - 1
-                self._pieces.append(self._checker.push(new, is_last=is_last))
-            return self._pieces[number]
-
-
 class RequestOutput(GenerationOutput):
     """A request as it stood after one step: all tokens so far, and those that are new.
 
@@ -80,46 +44,39 @@ class RequestOutput(GenerationOutput):
     read, so an output that nobody reads in full costs nothing.
     """
 
-    __slots__ = ("_end", "_piece", "_start", "_text", "_tracked")
+    __slots__ = ("_number", "_tracked")
 
-    def __init__(
-        self, output: GenerationOutput, tracked: TrackedRequest, start: int, end: int
-    ) -> None:
+    def __init__(self, output: GenerationOutput, tracked: TrackedRequest, number: int) -> None:
         for name in _COPIED_FIELDS:
             setattr(self, name, getattr(output, name))
         self._tracked = tracked
-        self._start = start
-        self._end = end
-        self._text: str | None = None  # where it is known already
-        self._piece = -1
-        if tracked.text is not None:
-            self._piece = tracked.text.cut(end, is_last=output.is_finished())
+        self._number = number
 
     def __reduce__(self) -> tuple[Callable[..., RequestOutput], tuple[object, ...]]:
-        text = self._text if self._tracked.text is None else self.text_delta
         copied = GenerationOutput(**{name: getattr(self, name) for name in _FIELDS})
-        return (_restore, (copied, self.timestamps, self._start, text))
+        text = self.text_delta if self._tracked.has_text else None
+        return (_restore, (copied, self.timestamps, len(self.new_tokens), text))
 
     @property
     def generated_tokens(self) -> list[int]:  # type: ignore[override]  # a view in place of a field
         """All tokens so far."""
-        return self._tracked.request.generated_tokens[: self._end]
+        return self._tracked.request.generated_tokens[: self._tracked.ends[self._number]]
 
     @property
     def logprobs(self) -> list[float]:  # type: ignore[override]
         """Their log-probabilities, if asked for."""
-        return self._tracked.request.logprobs[: self._end]
+        return self._tracked.request.logprobs[: self._tracked.ends[self._number]]
 
     @property
     def timestamps(self) -> list[float] | None:
         """When each of them was there, in seconds of `time.perf_counter()`, if asked for."""
         times = self._tracked.timestamps
-        return None if times is None else times[: self._end]
+        return None if times is None else times[: self._tracked.ends[self._number]]
 
     @property
     def new_tokens(self) -> list[int]:
         """The tokens that the output before this one did not have."""
-        return self._tracked.request.generated_tokens[self._start : self._end]
+        return self._tracked.new_tokens(self._number)
 
     @property
     def text_delta(self) -> str:
@@ -128,14 +85,12 @@ class RequestOutput(GenerationOutput):
         Raises:
             UsageError: the manager has no tokenizer.
         """
-        if self._text is not None:
-            return self._text
-        if self._tracked.text is None:
+        if not self._tracked.has_text:
             raise UsageError(
                 "text_delta needs a tokenizer; give it to the manager as tokenizer=..., or decode "
                 "generated_tokens yourself"
             )
-        return self._tracked.text.piece(self._piece)
+        return self._tracked.piece(self._number, is_last=self.is_finished())
 
 
 class TrackedRequest:
@@ -144,14 +99,14 @@ class TrackedRequest:
     Attributes:
         request: the request.
         timestamps: when each of its tokens was there; None if that is not noted.
-        text: the text of its outputs, None without a tokenizer.
+        ends: for each output the number of tokens before its end.
         is_cancelled: whether a caller has cancelled it.
 
     Args:
         request: the request.
         is_streaming: make an output after each step that gave tokens, not only at the end.
         has_timestamps: note when each token came.
-        text: see above.
+        tokenizer: decodes the text of its outputs.
     """
 
     def __init__(
@@ -160,46 +115,82 @@ class TrackedRequest:
         *,
         is_streaming: bool = False,
         has_timestamps: bool = False,
-        text: StreamText | None = None,
+        tokenizer: TokenDecoder | None = None,
     ) -> None:
         self.request = request
         self.timestamps: list[float] | None = [] if has_timestamps else None
-        self.text = text
+        self.ends: list[int] = []
         self.is_cancelled = False
         self._is_streaming = is_streaming
-        self._num_shown = 0
+        self._tokenizer = tokenizer
+        self._text_lock = threading.Lock()
+        self._checker: StopChecker | None = None
+        self._pieces: list[str] = []  # the text of the first outputs
 
     @property
     def has_steps(self) -> bool:
         """Whether `advance` has to be called after each step."""
         return self._is_streaming or self.timestamps is not None
 
+    @property
+    def has_text(self) -> bool:
+        """Whether the text of its outputs can be known."""
+        return self._tokenizer is not None or bool(self._pieces)
+
     def advance(self) -> RequestOutput | None:
         """Return what a step added, None if it added nothing or the request does not stream."""
         self._note_time()
-        end = len(self.request.generated_tokens)
-        if not self._is_streaming or end == self._num_shown or self.request.is_finished:
+        num_shown = self.ends[-1] if self.ends else 0
+        is_new = len(self.request.generated_tokens) > num_shown
+        if not self._is_streaming or not is_new or self.request.is_finished:
             return None
-        return self._output(self.request.output(), end)
+        return self._output(self.request.output())
 
     def finish(self, output: GenerationOutput) -> RequestOutput:
         """Return the final output as callers get it."""
         self._note_time()
-        return self._output(output, len(self.request.generated_tokens))
+        return self._output(output)
 
-    def _output(self, output: GenerationOutput, end: int) -> RequestOutput:
-        start, self._num_shown = self._num_shown, end
-        return RequestOutput(output, self, start, end)
+    def new_tokens(self, number: int) -> list[int]:
+        """Return the tokens of one output that those before it did not have."""
+        start = self.ends[number - 1] if number else 0
+        return self.request.generated_tokens[start : self.ends[number]]
+
+    def piece(self, number: int, *, is_last: bool) -> str:
+        """Return the text of one output, before a stop string; the pieces before it are decoded.
+
+        Text in which a stop string may have begun comes with a later output. Thread-safe.
+        """
+        with self._text_lock:
+            while len(self._pieces) <= number:
+                place = len(self._pieces)
+                ends = is_last and place == number
+                self._pieces.append(self._stop_checker().push(self.new_tokens(place), is_last=ends))
+            return self._pieces[number]
+
+    def _output(self, output: GenerationOutput) -> RequestOutput:
+        self.ends.append(len(self.request.generated_tokens))
+        return RequestOutput(output, self, len(self.ends) - 1)
 
     def _note_time(self) -> None:
         if self.timestamps is not None:
             num_new = len(self.request.generated_tokens) - len(self.timestamps)
-            if num_new:
-                self.timestamps.extend([time.perf_counter()] * num_new)
+            self.timestamps.extend([time.perf_counter()] * num_new)
+
+    def _stop_checker(self) -> StopChecker:
+        if self._checker is None:
+            assert self._tokenizer is not None, "has_text was asked"
+            params = self.request.params
+            self._checker = StopChecker(
+                self._tokenizer,
+                params.stop_strings,
+                skip_special_tokens=params.skip_special_tokens,
+            )
+        return self._checker
 
 
 def _restore(
-    copied: GenerationOutput, timestamps: list[float] | None, start: int, text: str | None
+    copied: GenerationOutput, timestamps: list[float] | None, num_new: int, text: str | None
 ) -> RequestOutput:
     """Make an output that stands on its own, out of a pickle or a copy."""
     request = Request(copied.request_id, copied.prompt_ids, SamplingParams())
@@ -207,6 +198,8 @@ def _restore(
     request.logprobs = copied.logprobs
     tracked = TrackedRequest(request)
     tracked.timestamps = timestamps
-    restored = RequestOutput(copied, tracked, start, len(copied.generated_tokens))
-    restored._text = text
-    return restored
+    num_tokens = len(copied.generated_tokens)
+    tracked.ends = [num_tokens - num_new, num_tokens]
+    if text is not None:
+        tracked._pieces = ["", text]
+    return RequestOutput(copied, tracked, 1)

@@ -1,5 +1,7 @@
 """The hook: makes a transformers model send its attention to the running step, and undoes it.
 
+Meanwhile the model is in evaluation mode.
+
 Registers the name `cbgen` with transformers' attention and mask interfaces. The mask function
 answers None: which tokens see each other is the paged cache's matter, not a mask's.
 
@@ -120,7 +122,10 @@ def _tempered(module: Any, query: torch.Tensor, positions: torch.Tensor) -> torc
 
 @contextmanager
 def attached(model: PreTrainedModel) -> Iterator[None]:
-    """Route the model's attention through the hook; on exit the model is as it was."""
+    """Route the model's attention through the hook, in evaluation mode; then it is as it was.
+
+    Of several such blocks on one model the last to end undoes it.
+    """
     register_hook()
     changes: list[tuple[Any, str, object]]
     changes = [(config, "_attn_implementation", HOOK_NAME) for config in _configs(model)]
@@ -130,6 +135,11 @@ def attached(model: PreTrainedModel) -> Iterator[None]:
         if getattr(module, _TEMPERATURE, None) is not None
     ]
     with _lock:
+        changes += [
+            (module, "training", False)
+            for module in model.modules()
+            if module.training or (id(module), "training") in _attachments
+        ]
         for owner, name, _ in changes:
             attachment = _Attachment(owner, name, getattr(owner, name))
             _attachments.setdefault((id(owner), name), attachment).num_users += 1
