@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from cbgen.engine.core import Engine
@@ -29,21 +28,15 @@ class OutputSink(Protocol):
         """Be told that the thread ends; `failure` is what ended the engine, None after a stop."""
 
 
-@dataclass(slots=True)
-class _Incoming:
-    """What other threads have handed in and the engine has not taken yet."""
-
-    requests: list[Request] = field(default_factory=list)
-    cancellations: list[str] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.requests or self.cancellations)
-
-
 class EngineLoop:
     """Runs an engine on a thread of its own. All methods are thread-safe.
 
     Lifecycle: start, submit and cancel, stop. A stopped loop is not started again.
+
+    Attributes:
+        failure: what ended the engine; None while it lives and after a stop.
+        is_stopping: whether it takes no more requests.
+        has_ended: whether no step will run any more.
 
     Args:
         engine: is used by the loop's thread alone.
@@ -68,32 +61,18 @@ class EngineLoop:
         self._changed = threading.Condition(self._lock)  # the engine's thread waits here
         self._has_room = threading.Condition(self._lock)  # submitters wait here
         self._has_parked = threading.Condition(self._lock)  # those who pause wait here
-        self._incoming = _Incoming()
+        self._new_requests: list[Request] = []  # handed in, and not yet taken by the engine
+        self._cancellations: list[str] = []
         self._num_queued = 0  # handed to the engine and not yet admitted
         self._deadline: float | None = None
         self._num_pauses = 0
         self._is_parked = False
         self._must_reset_prefixes = True  # weights may have changed since the engine's last step
-        self._is_stopping = False
-        self._has_ended = False
-        self._failure: EngineError | None = None
+        self.is_stopping = False
+        self.has_ended = False
+        self.failure: EngineError | None = None
         self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="cbgen-engine", daemon=True)
-
-    @property
-    def failure(self) -> EngineError | None:
-        """What ended the engine; None while it lives and after a stop."""
-        return self._failure
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether it takes no more requests."""
-        return self._is_stopping
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no step will run any more."""
-        return self._has_ended
 
     def start(self) -> None:
         """Start the thread."""
@@ -123,7 +102,7 @@ class EngineLoop:
                 while True:
                     self._refuse_after_the_end()
                     room = self._room(len(left)) if may_wait else len(left)
-                    self._incoming.requests.extend(left.popleft() for _ in range(room))
+                    self._new_requests.extend(left.popleft() for _ in range(room))
                     self._changed.notify()
                     if not left:
                         return
@@ -135,7 +114,7 @@ class EngineLoop:
     def cancel(self, request_id: str) -> None:
         """End a request with what it has; its output comes with status CANCELLED."""
         with self._lock:
-            self._incoming.cancellations.append(request_id)
+            self._cancellations.append(request_id)
             self._changed.notify()
 
     def pause(self) -> None:
@@ -151,8 +130,8 @@ class EngineLoop:
             self._num_pauses += 1
             self._changed.notify()
             try:
-                self._has_parked.wait_for(lambda: self._is_parked or self._has_ended)
-                if self._has_ended:
+                self._has_parked.wait_for(lambda: self._is_parked or self.has_ended)
+                if self.has_ended:
                     self._refuse_after_the_end()
             except BaseException:  # it has ended, or the caller was interrupted
                 self._num_pauses -= 1
@@ -194,7 +173,7 @@ class EngineLoop:
         if hard_stop:
             self.wind_down(time.monotonic())
         with self._lock:
-            self._is_stopping = True
+            self.is_stopping = True
             self._changed.notify()
             self._has_room.notify_all()
         return self.join(timeout)
@@ -206,16 +185,16 @@ class EngineLoop:
         return not self._thread.is_alive()
 
     def _refuse_after_the_end(self) -> None:
-        if self._failure is not None:
-            raise EngineError(str(self._failure)) from self._failure
-        if self._is_stopping:
+        if self.failure is not None:
+            raise EngineError(str(self.failure)) from self.failure
+        if self.is_stopping:
             raise EngineError("the engine is stopped and takes no more requests")
 
     def _room(self, wanted: int) -> int:
         """Return how many of `wanted` requests the queue has room for."""
         if self._max_queue_size == 0:
             return wanted
-        waiting = len(self._incoming.requests) + self._num_queued
+        waiting = len(self._new_requests) + self._num_queued
         return max(0, min(wanted, self._max_queue_size - waiting))
 
     def _run(self) -> None:
@@ -226,9 +205,9 @@ class EngineLoop:
         except BaseException as error:  # noqa: BLE001  the failure boundary; the cause goes to all
             failure = _failure(error)
         with self._lock:
-            self._failure = failure
-            self._has_ended = True
-            self._is_stopping = True
+            self.failure = failure
+            self.has_ended = True
+            self.is_stopping = True
             self._has_room.notify_all()
             self._has_parked.notify_all()
         self._sink.close(failure)
@@ -242,14 +221,20 @@ class EngineLoop:
         with self._lock:
             if not self._wait_for_work():
                 return False
-            incoming, self._incoming = self._incoming, _Incoming()
-            self._num_queued += len(incoming.requests)
+            requests, self._new_requests = self._new_requests, []
+            cancellations, self._cancellations = self._cancellations, []
+            self._num_queued += len(requests)
             is_parked = self._num_pauses > 0
             self._set_parked(is_parked)
             must_reset = self._must_reset_prefixes and not is_parked
             self._must_reset_prefixes = is_parked
             deadline = self._deadline
-        _hand_over(incoming, self._engine, deadline)
+        for request in requests:
+            self._engine.add(request)
+        for request_id in cancellations:
+            self._engine.cancel(request_id)
+        if deadline is not None:
+            _cancel_for_deadline(self._engine, is_over=time.monotonic() >= deadline)
         if is_parked:
             outputs = self._engine.take_outputs()
         else:
@@ -268,7 +253,7 @@ class EngineLoop:
 
     def _wait_for_work(self) -> bool:
         """Return True once there is something to do, False to end the loop. Holds the lock."""
-        while not self._incoming:
+        while not (self._new_requests or self._cancellations):
             has_unfinished = self._engine.has_unfinished()
             if self._num_pauses:
                 self._set_parked(True)
@@ -280,7 +265,7 @@ class EngineLoop:
                 self._changed.wait(seconds_left)
             elif has_unfinished:
                 return True
-            elif self._is_stopping:
+            elif self.is_stopping:
                 return False
             else:
                 self._changed.wait()
@@ -300,15 +285,6 @@ def _failure(error: BaseException) -> EngineError:
     )
     failure.__cause__ = error
     return failure
-
-
-def _hand_over(incoming: _Incoming, engine: Engine, deadline: float | None) -> None:
-    for request in incoming.requests:
-        engine.add(request)
-    for request_id in incoming.cancellations:
-        engine.cancel(request_id)
-    if deadline is not None:
-        _cancel_for_deadline(engine, is_over=time.monotonic() >= deadline)
 
 
 def _cancel_for_deadline(engine: Engine, *, is_over: bool) -> None:

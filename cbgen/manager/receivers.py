@@ -7,8 +7,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from typing import Protocol
+from queue import SimpleQueue
 
 from cbgen.errors import EngineError
 from cbgen.manager.outputs import RequestOutput
@@ -31,34 +30,13 @@ class Closed:
 Item = RequestOutput | Closed
 
 
-class ReceiverGone(Exception):
-    """Nobody reads any more what a receiver gets."""
-
-
-class Receiver(Protocol):
-    """Takes what is sent to one caller; called on the engine's thread, so it never waits."""
-
-    def put(self, item: Item) -> None:
-        """Take an output, or the news that no more will come.
-
-        Raises:
-            ReceiverGone: nobody reads it.
-        """
-
-
 class OutputQueue(SimpleQueue[Item]):
     """Outputs for one reader on a thread."""
 
     def unread(self) -> list[RequestOutput]:
         """Remove and return the outputs that nobody has taken."""
-        outputs: list[RequestOutput] = []
-        while True:
-            try:
-                item = self.get_nowait()
-            except Empty:
-                return outputs
-            if isinstance(item, RequestOutput):
-                outputs.append(item)
+        items = [self.get() for _ in range(self.qsize())]
+        return [item for item in items if isinstance(item, RequestOutput)]
 
 
 class AsyncOutputQueue:
@@ -70,11 +48,15 @@ class AsyncOutputQueue:
         self._has_items = asyncio.Event()
 
     def put(self, item: Item) -> None:
-        """Append an item and wake the reader."""
+        """Append an item and wake the reader.
+
+        Raises:
+            RuntimeError: the event loop is closed.
+        """
         self._items.append(item)
         try:
-            _call(self._loop, self._has_items.set)
-        except ReceiverGone:
+            self._loop.call_soon_threadsafe(self._has_items.set)
+        except RuntimeError:
             self._items.remove(item)
             raise
 
@@ -89,9 +71,6 @@ class AsyncOutputQueue:
     def unread(self) -> list[RequestOutput]:
         """Return the outputs that nobody has taken."""
         return [item for item in self._items if isinstance(item, RequestOutput)]
-
-
-FollowerQueue = OutputQueue | AsyncOutputQueue
 
 
 class OutputCallback:
@@ -116,16 +95,16 @@ class OutputCallback:
         self._callback = callback
 
     def put(self, item: Item) -> None:
-        """Hand an output to the event loop."""
+        """Hand an output to the event loop.
+
+        Raises:
+            RuntimeError: the event loop is closed.
+        """
         output = item.output if isinstance(item, Closed) else item
         if output is not None:
-            _call(self._loop, self._callback, output)
+            self._loop.call_soon_threadsafe(self._callback, output)
 
 
-def _call(
-    loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object
-) -> None:
-    try:
-        loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError as error:  # the loop is closed
-        raise ReceiverGone from error
+FollowerQueue = OutputQueue | AsyncOutputQueue
+Receiver = FollowerQueue | OutputCallback
+"""Takes what is sent to one caller; `put` is called on the engine's thread, so it never waits."""

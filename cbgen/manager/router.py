@@ -17,14 +17,7 @@ from queue import Empty
 from cbgen.engine.request import FinishReason, GenerationOutput, Request, RequestStatus
 from cbgen.errors import EngineError
 from cbgen.manager.outputs import EngineDied, RequestOutput, TrackedRequest
-from cbgen.manager.receivers import (
-    Closed,
-    FollowerQueue,
-    Item,
-    OutputQueue,
-    Receiver,
-    ReceiverGone,
-)
+from cbgen.manager.receivers import Closed, FollowerQueue, Item, OutputQueue, Receiver
 
 HARD_STOP_CODE = "hard_stop"
 FAILED_CODE = "engine_error"
@@ -434,7 +427,7 @@ class _Waiter:
 def _put(receiver: Receiver, item: Item) -> bool:
     try:
         receiver.put(item)
-    except ReceiverGone:
+    except RuntimeError:  # its event loop is closed, so nobody reads it
         return False
     return True
 
