@@ -26,21 +26,16 @@ Annotation: TypeAlias = object
 class Range:
     """The finite numbers that a setting may be; no bound allows all of them."""
 
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
+    at_least: float = -math.inf
+    above: float = -math.inf
+    at_most: float = math.inf
 
     def __contains__(self, number: float) -> bool:
-        return (
-            number < math.inf
-            and (self.at_least is None or number >= self.at_least)
-            and (self.above is None or number > self.above)
-            and (self.at_most is None or number <= self.at_most)
-        )
+        return self.at_least <= number <= self.at_most and self.above < number < math.inf
 
     def __str__(self) -> str:
         limits = (("at least", self.at_least), ("above", self.above), ("at most", self.at_most))
-        return " and ".join(f"{words} {limit}" for words, limit in limits if limit is not None)
+        return " and ".join(f"{words} {limit}" for words, limit in limits if math.isfinite(limit))
 
 
 ANY_NUMBER = Range()

@@ -22,9 +22,8 @@ LogprobsMode = Literal["raw", "processed"]
 _HONOURED = tuple(
     name for name, field in GENERATION_FIELDS.items() if field.support is Support.HONOURED
 )
-_PARAMETERS = {item.name for item in dataclasses.fields(SamplingParams)} & set(_HONOURED)
-"""Fields that the engine takes under the same name."""
-_LISTS = frozenset(name for name in _HONOURED if GENERATION_FIELDS[name].takes_list)
+_PARAMETERS = {item.name for item in dataclasses.fields(SamplingParams)} & {*_HONOURED} - {"seed"}
+"""Fields that the engine takes under the same name, and that all answers of a request share."""
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")
 """Fields without effect on a greedy request."""
 
@@ -93,7 +92,7 @@ class GenerationSettings:
         self._run_seed = run_seed
         self._logprobs = logprobs
         self._logprobs_mode = logprobs_mode
-        self._shared = self._merge({})
+        self._shared = self._combine({})
         try:
             self._settings("", {}, None)
         except FieldError as error:
@@ -125,7 +124,7 @@ class GenerationSettings:
     def effective(self) -> dict[str, tuple[Any, str]]:
         """Return what a request without own fields gets: value and origin of each setting."""
         samples, origin = self._samples({})
-        merged = self._shared
+        merged, *_ = self._shared
         shown: dict[str, tuple[Any, str]] = {"do_sample": (samples, origin)}
         if samples:
             off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -167,31 +166,38 @@ class GenerationSettings:
     def _settings(
         self, request_id: str, row: Mapping[str, Any], logprobs: LogprobsMode | None
     ) -> RequestSettings:
-        merged = self._merge(row) if row else self._shared
-        samples, _ = self._samples(row)
-        eos_token_ids = frozenset() if merged.get("ignore_eos") else self._eos(merged)
-        parameters = {name: _parameter(name, merged[name]) for name in _PARAMETERS & merged.keys()}
-        parameters["temperature"] = merged.get("temperature", 1.0) if samples else 0.0
-        parameters["stop_token_ids"] = eos_token_ids | frozenset(merged.get("stop_token_ids", ()))
-        parameters["seed"] = self._seed(request_id, row, 0)
-        first = SamplingParams(**parameters, logprobs=logprobs)
+        merged, eos_token_ids, parameters = self._combine(row) if row else self._shared
+        first = SamplingParams(**parameters, seed=self._seed(request_id, row, 0), logprobs=logprobs)
         count = merged.get("num_return_sequences", 1)
         if count > 1 and first.is_greedy:
             raise greedy_samples(count)
-        others = (
-            replace(first, seed=self._seed(request_id, row, index)) for index in range(1, count)
-        )
+        others = [replace(first, seed=self._seed(request_id, row, i)) for i in range(1, count)]
         return RequestSettings(
             samples=(first, *others),
             eos_token_ids=eos_token_ids,
             max_length=merged.get("max_length"),
         )
 
+    def _combine(
+        self, row: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], frozenset[int], dict[str, Any]]:
+        """Return the fields of all levels, the ends of sequence and the parameters they make.
+
+        The parameters lack what differs by request or answer: seed and log-probabilities.
+        """
+        merged = self._merge(row)
+        eos_token_ids = frozenset() if merged.get("ignore_eos") else self._eos(merged)
+        parameters = {name: value for name, value in merged.items() if name in _PARAMETERS}
+        samples, _ = self._samples(row)
+        parameters["temperature"] = merged.get("temperature", 1.0) if samples else 0.0
+        parameters["stop_token_ids"] = eos_token_ids.union(merged.get("stop_token_ids", ()))
+        if "stop_strings" in merged:
+            parameters["stop_strings"] = _several(merged["stop_strings"])
+        return merged, eos_token_ids, parameters
+
     def _eos(self, merged: Mapping[str, Any]) -> frozenset[int]:
         given = merged.get("eos_token_id")
-        if given is None:
-            return self._eos_token_ids
-        return frozenset(_parameter("eos_token_id", given))
+        return self._eos_token_ids if given is None else frozenset(_several(given))
 
     def _seed(self, request_id: str, row: Mapping[str, Any], index: int) -> int:
         """Return the seed of an answer; that of the first does not depend on their number.
@@ -210,10 +216,8 @@ class GenerationSettings:
         return "default"
 
 
-def _parameter(name: str, value: Plain) -> Plain:
-    """Return the value of a field as the engine takes it: of several values a tuple."""
-    if name not in _LISTS:
-        return value
+def _several(value: Plain) -> tuple[Any, ...]:
+    """Return the values of a field that may hold one or a list of them."""
     return tuple(value) if isinstance(value, list) else (value,)
 
 

@@ -6,6 +6,7 @@ docs/recipe.md, which `python -m cbgen.recipe.describe` writes to stdout.
 
 from __future__ import annotations
 
+import math
 import sys
 import textwrap
 import types
@@ -235,7 +236,7 @@ def _generation_field(item: Field) -> dict[str, Any]:
         "exclusiveMinimum": allowed.above,
         "maximum": allowed.at_most,
     }
-    given = {word: limit for word, limit in limits.items() if limit is not None}
+    given = {word: limit for word, limit in limits.items() if math.isfinite(limit)}
     return {"description": item.doc, **_limited(_of_nullable(item.type), given)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass
 from typing import Literal
@@ -56,14 +57,15 @@ class SamplingParams:
     """Give the log-probability of each generated token: the model's, or after the filters."""
 
     def __post_init__(self) -> None:
-        for name, allowed in RANGES.items():
+        for name, default, allowed in _CHECKED:
             value = getattr(self, name)
-            if value is not None and value not in allowed:
+            if value is not default and value not in allowed:
                 raise ValueError(f"{name} must be {allowed}, got {value}")
         if self.logprobs not in (None, "raw", "processed"):
             raise ValueError(f"logprobs must be None, 'raw' or 'processed', got {self.logprobs!r}")
-        if isinstance(self.stop_strings, str) or not all(
-            isinstance(text, str) and text for text in self.stop_strings
+        if self.stop_strings and (
+            isinstance(self.stop_strings, str)
+            or not all(isinstance(text, str) and text for text in self.stop_strings)
         ):
             raise ValueError(
                 f"stop_strings must hold texts that are not empty, got {self.stop_strings!r}"
@@ -73,6 +75,14 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the best token is taken without noise."""
         return self.temperature == 0
+
+
+_CHECKED = tuple(
+    (item.name, item.default, RANGES[item.name])
+    for item in dataclasses.fields(SamplingParams)
+    if item.name in RANGES
+)
+"""Parameters with a range: name, default, range. Every row is checked, so defaults are skipped."""
 
 
 def derive_seed(run_seed: int, request_id: str, sample_index: int = 0) -> int:
