@@ -6,13 +6,14 @@ knows no more than the names that other programs have for some of them.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import math
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -43,6 +44,16 @@ _LONGEST_SHOWN = 80
 _BARE_TEXT = re.compile(r"[A-Za-z][\w./|-]*")
 
 
+_SIMPLE_WORDS: dict[Annotation, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    type(None): "null",
+    Any: "anything",
+}
+
+
 def show(value: object) -> str:
     """Return a value as JSON, which is YAML too, shortened when it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -68,32 +79,28 @@ def show_argument(value: object) -> str:
 
 def describe(annotation: Annotation) -> str:
     """Return the words for a type annotation, such as `an integer or null`."""
-    simple = {
-        bool: "true or false",
-        int: "an integer",
-        float: "a number",
-        str: "text",
-        dict: "a mapping",
-        type(None): "null",
-        Any: "anything",
-    }
-    if annotation in simple:
-        return simple[annotation]
-    arguments = typing.get_args(annotation)
+    if annotation in _SIMPLE_WORDS:
+        return _SIMPLE_WORDS[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if is_union(annotation):
         return " or ".join(describe(member) for member in arguments)
-    if typing.get_origin(annotation) is typing.Literal:
-        return " or ".join(_bare(choice) for choice in arguments)
-    if typing.get_origin(annotation) is dict:
+    if origin is typing.Literal:
+        return " or ".join(item if isinstance(item, str) else show(item) for item in arguments)
+    if origin is dict:
         return "a mapping"
-    if arguments[-1] is Ellipsis or len(arguments) == 1:
-        return f"a list (each {describe(arguments[0])})"
-    return f"a list of {len(arguments)} (each {describe(arguments[0])})"
+    several = origin is tuple and arguments[-1] is not Ellipsis
+    length = f" of {len(arguments)}" if several else ""
+    return f"a list{length} (each {describe(arguments[0])})"
 
 
 def is_union(annotation: Annotation) -> bool:
     """Return whether an annotation is `A | B`."""
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def members(annotation: Annotation) -> tuple[Any, ...]:
+    """Return the types of a union, or the annotation alone."""
+    return typing.get_args(annotation) if is_union(annotation) else (annotation,)
 
 
 def admits_none(annotation: Annotation) -> bool:
@@ -111,7 +118,7 @@ def convert(value: Plain, annotation: Annotation) -> Plain:
         return _convert(value, annotation)
     except ValueError:
         hint = ""
-        if _wants_text(annotation) and not isinstance(value, str):
+        if str in members(annotation) and not isinstance(value, str):
             hint = "; put text in quotes"
         elif isinstance(value, float) and not math.isfinite(value):
             hint = ", which is not finite"
@@ -136,43 +143,27 @@ def plain_copy(value: Plain) -> Plain:
     raise ValueError(f"expected plain values (text, numbers, lists, mappings), got {value!r}")
 
 
-def _bare(value: object) -> str:
-    return value if isinstance(value, str) else show(value)
-
-
-def _wants_text(annotation: Annotation) -> bool:
-    members = typing.get_args(annotation) if is_union(annotation) else (annotation,)
-    return str in members
-
-
 def _convert(value: Plain, annotation: Annotation) -> Plain:
     if annotation is Any or (type(value) is annotation and annotation in (bool, int, str)):
         return value
     if annotation is float:
         return _convert_float(value)
+    origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if is_union(annotation):
-        return _convert_union(value, typing.get_args(annotation))
-    origin = typing.get_origin(annotation) or annotation
-    if origin is typing.Literal:
-        return _convert_choice(value, typing.get_args(annotation))
-    handlers: dict[Any, Callable[[Any, tuple[Any, ...]], Any]] = {
-        list: _convert_list,
-        tuple: _convert_tuple,
-        dict: _convert_dict,
-    }
-    if origin in handlers:
-        return handlers[origin](value, typing.get_args(annotation))
-    if type(value) is not origin:
-        raise ValueError
-    return value
-
-
-def _convert_union(value: Plain, members: tuple[Any, ...]) -> Plain:
-    for member in members:
-        try:
-            return _convert(value, member)
-        except ValueError:
-            continue
+        for member in arguments:
+            with contextlib.suppress(ValueError):
+                return _convert(value, member)
+    elif origin is typing.Literal:
+        if any(type(value) is type(choice) and value == choice for choice in arguments):
+            return value
+    elif origin in (list, tuple):
+        return _convert_items(value, origin, arguments)
+    elif origin is dict:
+        if isinstance(value, Mapping):
+            key_type, item_type = arguments
+            return {_convert(k, key_type): _convert(item, item_type) for k, item in value.items()}
+    elif type(value) is origin:
+        return value
     raise ValueError
 
 
@@ -188,33 +179,12 @@ def _convert_float(value: Plain) -> float:
     return number
 
 
-def _convert_choice(value: Plain, choices: tuple[Any, ...]) -> Plain:
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
-        raise ValueError
-    return value
-
-
-def _convert_list(value: Plain, arguments: tuple[Any, ...]) -> list[Any]:
+def _convert_items(value: Plain, kind: type, arguments: tuple[Any, ...]) -> Plain:
     if not isinstance(value, list | tuple):
         raise ValueError
-    return [_convert(item, arguments[0]) for item in value]
-
-
-def _convert_tuple(value: Plain, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError
-    if arguments[-1] is Ellipsis:
-        return tuple(_convert(item, arguments[0]) for item in value)
-    if len(value) != len(arguments):
-        raise ValueError
-    return tuple(_convert(item, kind) for item, kind in zip(value, arguments, strict=True))
-
-
-def _convert_dict(value: Plain, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError
-    item_type = arguments[1] if arguments else Any
-    return {_convert(key, str): _convert(item, item_type) for key, item in value.items()}
+    if kind is tuple and arguments[-1] is not Ellipsis:
+        return tuple(_convert(item, each) for item, each in zip(value, arguments, strict=True))
+    return kind(_convert(item, arguments[0]) for item in value)
 
 
 _OTHER_WORDS = {

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Literal
 
 from cbgen.engine.sampling.params import MAX_SEED, RANGES
-from cbgen.values import ANY_NUMBER, Annotation, Plain, Range, is_union, nearest_name
+from cbgen.values import ANY_NUMBER, Annotation, Plain, Range, members, nearest_name
 
 GENERATION_SECTION = "generation_config"
 """Name of the fields' section in a recipe and of their object in a row."""
@@ -72,8 +72,7 @@ class Field:
     @property
     def takes_list(self) -> bool:
         """Whether the field may hold several values."""
-        members = typing.get_args(self.type) if is_union(self.type) else (self.type,)
-        return any(typing.get_origin(member) is list for member in members)
+        return any(typing.get_origin(member) is list for member in members(self.type))
 
 
 honoured = partial(Field, Support.HONOURED)

@@ -64,11 +64,15 @@ def rename_spellings(tree: Tree) -> None:
         if name in tree.values:
             other = tree.place((name,))
             raise place.error(f"{spelling} is another name of {name} (given at {other}); keep one")
-        tree.rename_section(spelling, name)
+        tree.values[name] = tree.values.pop(spelling)
+        tree.places = {
+            (name, *path[1:]) if path[0] == spelling else path: at
+            for path, at in tree.places.items()
+        }
     section = tree.section(BATCHING_SECTION)
     for old in [name for name in DEPRECATED_FIELDS if name in section]:
         place = tree.place((BATCHING_SECTION, old))
-        renamed = _rename_field((BATCHING_SECTION, old), tree.pop((BATCHING_SECTION, old)), place)
+        renamed = _rename_field((BATCHING_SECTION, old), section.pop(old), place)
         if renamed is None:
             continue
         path, value = renamed

@@ -48,23 +48,18 @@ class Place:
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
 
+@dataclass(slots=True)
 class Tree:
-    """Nested mappings with the place of every key.
+    """A recipe as it was given: nested mappings, and the places of sections and their fields."""
 
-    Owns its values: `values` is changed in place by `put` and `pop`.
-    """
-
-    def __init__(self, values: dict[str, Any], places: dict[Path, Place], whole: Place) -> None:
-        self.values = values
-        self._places = places
-        self._whole = whole
+    values: dict[str, Any]
+    places: dict[Path, Place]
+    """By section, or by section and field."""
+    whole: Place
 
     def place(self, path: Path) -> Place:
-        """Return the place of a key, or of the nearest key above it that has one."""
-        for depth in range(len(path), 0, -1):
-            if path[:depth] in self._places:
-                return self._places[path[:depth]]
-        return self._whole
+        """Return the place of a section or field, or of the nearest thing above that has one."""
+        return self.places.get(path) or self.places.get(path[:1]) or self.whole
 
     def section(self, name: str) -> dict[str, Any]:
         """Return the mapping of a section; a missing or empty section is an empty mapping.
@@ -91,33 +86,12 @@ class Tree:
         for depth, key in enumerate(path[:-1], start=1):
             if node.get(key) is None:
                 node[key] = {}
-                self._places[path[:depth]] = place
+                self.places[path[:depth]] = place
             node = node[key]
             if not isinstance(node, dict):
                 raise place.error(f"{'.'.join(path[:depth])} is {show(node)}, which has no fields")
-        self._forget(path)
         node[path[-1]] = value
-        self._places[path] = place
-
-    def pop(self, path: Path) -> Plain:
-        """Remove the key at `path`, which must be there, and return its value."""
-        node = self.values
-        for key in path[:-1]:
-            node = node[key]
-        self._forget(path)
-        return node.pop(path[-1])
-
-    def rename_section(self, old: str, new: str) -> None:
-        """Give a section that is there another name, and keep the places in it."""
-        self.values[new] = self.values.pop(old)
-        self._places = {
-            (new, *path[1:]) if path[0] == old else path: place
-            for path, place in self._places.items()
-        }
-
-    def _forget(self, path: Path) -> None:
-        for known in [known for known in self._places if known[: len(path)] == path]:
-            del self._places[known]
+        self.places[path] = place
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -180,12 +154,18 @@ def parse_recipe_text(text: str, file: str) -> Tree:
     if node is None:
         raise whole.error("the recipe is empty; `cbgen init` writes one to start from")
     builder = _Builder(whole)
-    values = builder.build(node, ())
-    if not isinstance(values, dict):
+    values = builder.build(node)
+    if not isinstance(node, yaml.MappingNode):
         raise whole.at_line(_line(node)).error(
             f"expected a mapping of sections (model, prompt, ...), got {show(values)}"
         )
-    return Tree(values, builder.places, whole)
+    places: dict[Path, Place] = {}
+    for name, (key, section) in builder.pairs(node).items():
+        places[name,] = whole.at_line(_line(key))
+        if isinstance(section, yaml.MappingNode):
+            for field, (field_key, _) in builder.pairs(section).items():
+                places[name, field] = whole.at_line(_line(field_key))
+    return Tree(values, places, whole)
 
 
 def parse_value(text: str, place: Place) -> Plain:
@@ -195,7 +175,7 @@ def parse_value(text: str, place: Place) -> Plain:
         RecipeError: the text is not YAML.
     """
     node = _compose(text, place)
-    return None if node is None else _Builder(place).build(node, None)
+    return None if node is None else _Builder(place).build(node)
 
 
 def _compose(text: str, place: Place) -> yaml.Node | None:
@@ -230,35 +210,25 @@ def _syntax_message(error: yaml.MarkedYAMLError) -> str:
 
 
 class _Builder:
-    """Turns the nodes of one document into plain values and notes the place of every key."""
+    """Turns the nodes of one document into plain values; errors point to lines of `whole`."""
 
     def __init__(self, whole: Place) -> None:
-        self.places: dict[Path, Place] = {}
         self._whole = whole
         self._open: set[int] = set()
         self._nodes = 0
 
-    def build(self, node: yaml.Node, path: Path | None) -> Plain:
-        """Return the value of a node, and note the places of keys below `path`, None in a list."""
+    def build(self, node: yaml.Node) -> Plain:
+        """Return the value of a node."""
         with self._entered(node):
             if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-                return self._mapping(node, path)
+                return {key: self.build(value) for key, (_, value) in self.pairs(node).items()}
             if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-                return [self.build(item, None) for item in node.value]
+                return [self.build(item) for item in node.value]
             if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
                 return self._scalar(node)
         raise self._error(node, f"a recipe cannot hold the tag {_tag(node)}")
 
-    def _mapping(self, node: yaml.MappingNode, path: Path | None) -> dict[str, Any]:
-        values = {}
-        for key, (key_node, value_node) in self._pairs(node).items():
-            inner = None if path is None else (*path, key)
-            if inner is not None:
-                self.places[inner] = self._whole.at_line(_line(key_node))
-            values[key] = self.build(value_node, inner)
-        return values
-
-    def _pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    def pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         """Return key and value nodes by key; the mapping's own keys win over those of `<<`."""
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         merged: list[yaml.Node] = []
@@ -279,7 +249,7 @@ class _Builder:
             if not isinstance(source, yaml.MappingNode):
                 raise self._error(source, "`<<` takes a mapping or a list of mappings")
             with self._entered(source):
-                for key, pair in self._pairs(source).items():
+                for key, pair in self.pairs(source).items():
                     pairs.setdefault(key, pair)
         return pairs
 
