@@ -29,10 +29,9 @@ from cbgen.manager.configs import (
     generation_settings,
     setting,
 )
-from cbgen.manager.given_requests import GivenRequest
+from cbgen.manager.given_requests import GivenRequest, TokenInputs, prompt_id_lists
 from cbgen.manager.manager import ContinuousBatchingManager, persistent_manager_of
 from cbgen.manager.outputs import EngineDied, RequestOutput
-from cbgen.manager.token_inputs import TokenInputs, prompt_id_lists
 
 _SEED_BITS = 32
 

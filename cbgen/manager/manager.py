@@ -22,15 +22,18 @@ from cbgen.manager.background_engine import BackgroundEngine
 from cbgen.manager.configs import EngineSetup, check_names, generation_fields
 from cbgen.manager.given_requests import (
     GivenRequest,
+    TokenInput,
+    TokenInputs,
     check_request_id,
     duplicate_output,
     make_samples,
+    prompt_id_list,
+    prompt_id_lists,
 )
 from cbgen.manager.model_loan import shared_model
 from cbgen.manager.outputs import RequestOutput, TrackedRequest
 from cbgen.manager.receivers import AsyncOutputQueue, OutputCallback, OutputQueue
 from cbgen.manager.router import WAITS_IN_A_PAUSE, OutputRouter
-from cbgen.manager.token_inputs import TokenInput, TokenInputs, prompt_id_list, prompt_id_lists
 from cbgen.values import show_argument
 
 logger = logging.getLogger(__name__)
