@@ -159,16 +159,14 @@ class BackgroundEngine:
             loan.take()
             self._router.open()
             self._loan = loan
+            self._shared.add(loan)
+            running_engines.add(self)
             try:
                 loop.start()
             except RuntimeError:  # the system has no thread for it
-                self._loan = None
-                loan.give_back()
-                self._router.close()
+                self.close(None)
                 raise
             self._was_started = True
-            self._shared.add(loan)
-            running_engines.add(self)
             return True
 
     def stop(self, *, hard_stop: bool, timeout: float | None, keeps_engine: bool = False) -> bool:
@@ -354,7 +352,7 @@ class RunningEngines:
         deadline = time.monotonic() + EXIT_SECONDS
         for engine in engines:
             engine.stop_loop(hard_stop=True, timeout=max(0.0, deadline - time.monotonic()))
-        for thread in list(self._ending_threads):
+        for thread in self._ending_threads - {threading.current_thread()}:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def after_fork(self) -> None:

@@ -69,20 +69,22 @@ def make_samples(
     """
     try:
         own = settings.resolve(request_id, set_fields(given.fields))
-        first, *others = own.for_prompt(len(given.prompt_ids)).samples
+        samples = own.for_prompt(len(given.prompt_ids)).samples
     except RowError as error:
         failed = Request(request_id, given.prompt_ids, SamplingParams())
         failed.fail(error.code, error.message)
         requests = [failed]
     else:
-        requests = [Request(request_id, given.prompt_ids, first, tokenizer=tokenizer)]
-        for index, params in enumerate(others):
-            child_id = f"{request_id}__child#{index}"
-            requests.append(
-                Request(
-                    child_id, given.prompt_ids, params, parent_id=request_id, tokenizer=tokenizer
-                )
+        requests = [
+            Request(
+                f"{request_id}__child#{number - 1}" if number else request_id,
+                given.prompt_ids,
+                params,
+                parent_id=request_id if number else None,
+                tokenizer=tokenizer,
             )
+            for number, params in enumerate(samples)
+        ]
     return [
         TrackedRequest(
             request,

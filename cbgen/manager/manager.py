@@ -478,17 +478,15 @@ class ContinuousBatchingManager:
     def _submit(self, samples: Sequence[TrackedRequest], *, may_wait: bool) -> None:
         """Hand requests to the engine, which the router expects."""
         requests = [sample.request for sample in samples]
-        loop, failure = self._engine.loop, None
+        loop = self._engine.loop
         if loop is None:
             self._router.forget(requests)
-        else:
-            try:
-                loop.submit(requests, may_wait=may_wait, on_refused=self._router.forget)
-                return
-            except EngineError:
-                logger.debug("the engine ended while requests were added", exc_info=True)
-            failure = loop.failure
-        raise self._engine.refusal(failure)
+            raise self._engine.refusal()
+        try:
+            loop.submit(requests, may_wait=may_wait, on_refused=self._router.forget)
+        except EngineError:
+            refusal = self._engine.refusal(loop.failure)
+            raise refusal from refusal.__cause__
 
     def _cancel_before_start(self, request_ids: Sequence[str]) -> None:
         """Cancel requests that wait for the start; the lock is held."""

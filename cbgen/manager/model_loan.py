@@ -29,7 +29,6 @@ class SharedModel:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._loans: list[ModelLoan] = []  # of engines that run
-        self._held: list[ModelLoan] = []
         self._num_starting = 0
         self._pausing_threads: Counter[int] = Counter()
 
@@ -67,10 +66,9 @@ class SharedModel:
             self._loans.append(loan)
 
     def remove(self, loan: ModelLoan) -> None:
-        """Forget a loan, if it is known."""
+        """Forget a loan."""
         with self._changed:
-            if loan in self._loans:
-                self._loans.remove(loan)
+            self._loans.remove(loan)
 
     @contextmanager
     def pause(self, loan: ModelLoan) -> Iterator[None]:
@@ -105,15 +103,14 @@ class SharedModel:
                 except EngineError:
                     if loan is wanted:
                         raise
-                else:
-                    self._held.append(loan)
         except BaseException:  # it has ended, or the caller was interrupted
             self._release_all()
             raise
 
     def _release_all(self) -> None:
-        while self._held:
-            self._held.pop().release()
+        for loan in self._loans:
+            if loan.is_held:
+                loan.release()
 
 
 _lock = threading.Lock()
