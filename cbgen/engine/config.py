@@ -212,11 +212,6 @@ class WorkloadHints:
                 raise UsageError(f"{item.name} must not be negative, got {value}")
 
 
-def config_field_names(config: type) -> tuple[str, ...]:
-    """Return the field names of one of the classes above, in the order of the recipe."""
-    return tuple(item.name for item in fields(config))
-
-
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageError(f"{name} is {value!r}; expected one of {', '.join(choices)}")

@@ -42,21 +42,6 @@ _FORKED = (
 )
 
 
-def build(model: PreTrainedModel, setup: EngineSetup) -> BuiltEngine:
-    """Probe a model and build an engine for it; the model is as it was afterwards.
-
-    Raises:
-        UsageError: the model does not obey the hook, or what was asked does not fit the machine.
-    """
-    with attached(model):
-        return build_engine(
-            model,
-            setup.config,
-            setup.attn_implementation,
-            hints=setup.hints,
-        )
-
-
 class BackgroundEngine:
     """Owns the engine, its thread, and the loan of the model while it runs. Thread-safe.
 
@@ -294,7 +279,11 @@ class BackgroundEngine:
             if (facts.dtype, facts.device) != (self.model.dtype, self.model.device):
                 self.built = None  # the model was moved or converted
         if self.built is None:
-            self.built = build(self.model, self._setup)
+            setup = self._setup
+            with attached(self.model):
+                self.built = build_engine(
+                    self.model, setup.config, setup.attn_implementation, hints=setup.hints
+                )
         return self.built
 
     def _refuse_if_unusable(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any, TypeAlias, get_type_hints
 
 import torch
@@ -18,7 +18,6 @@ from transformers.generation import ContinuousBatchingConfig as TransformersBatc
 from cbgen.engine.config import (
     ContinuousBatchingConfig,
     WorkloadHints,
-    config_field_names,
 )
 from cbgen.engine.model.probe import end_of_sequence_ids
 from cbgen.errors import RowError, UsageError
@@ -52,25 +51,17 @@ class EngineSetup:
 
     def differences(self, other: EngineSetup) -> list[str]:
         """Return the names of the settings for which `other` needs another engine than this."""
+        mine, others = asdict(self.config), asdict(other.config)
         names = [
-            item.name
-            for item in fields(ContinuousBatchingConfig)
-            if item.name not in _FIELDS_OF_REQUESTS
-            and getattr(self.config, item.name) != getattr(other.config, item.name)
+            name for name in mine if name not in _FIELDS_OF_REQUESTS and mine[name] != others[name]
         ]
         if self.attn_implementation != other.attn_implementation:
             names.append("attn_implementation")
-        if not all(
-            _covers(getattr(self.hints, item.name), getattr(other.hints, item.name))
-            for item in fields(WorkloadHints)
-        ):
+        # An engine that was sized for a hint is large enough for a smaller one; 0 = unknown.
+        hints = zip(astuple(self.hints), astuple(other.hints), strict=True)
+        if any(built_for and not 0 < wanted <= built_for for built_for, wanted in hints):
             names.append("workload_hints")
         return names
-
-
-def _covers(built_for: int, wanted: int) -> bool:
-    """Whether an engine that was sized for one hint is large enough for another; 0 = unknown."""
-    return built_for == 0 or 0 < wanted <= built_for
 
 
 def engine_setup(
@@ -99,24 +90,25 @@ def engine_setup(
                 FutureWarning,
                 stacklevel=4,
             )
-    config = ContinuousBatchingConfig(**_typed(_batching_values(batching_config)))
+    config = _batching_config(batching_config)
     return EngineSetup(
         config=config, attn_implementation=_attention(model, config), hints=_hints(hints)
     )
 
 
-def _batching_values(given: BatchingConfig | None) -> dict[str, Any]:
-    names = config_field_names(ContinuousBatchingConfig)
+def _batching_config(given: BatchingConfig | None) -> ContinuousBatchingConfig:
+    types = get_type_hints(ContinuousBatchingConfig)
     if given is None:
-        return {}
-    if isinstance(given, ContinuousBatchingConfig | TransformersBatchingConfig):
-        return {name: getattr(given, name) for name in names if hasattr(given, name)}
-    if not isinstance(given, Mapping):
+        values = {}
+    elif isinstance(given, Mapping):
+        values = dict(given)
+    elif isinstance(given, ContinuousBatchingConfig | TransformersBatchingConfig):
+        values = {name: getattr(given, name) for name in types if hasattr(given, name)}
+    else:
         raise UsageError(
             "continuous_batching_config must be a ContinuousBatchingConfig or a mapping, got "
             f"{show_argument(given)}"
         )
-    values = dict(given)
     if "block_size" in values:
         block_size = values.pop("block_size")
         if values.setdefault("page_size", block_size) != block_size:
@@ -125,24 +117,16 @@ def _batching_values(given: BatchingConfig | None) -> dict[str, Any]:
                 f"is {values['page_size']}; keep one"
             )
         warnings.warn("block_size is deprecated; use page_size", FutureWarning, stacklevel=4)
-    for name in values:
-        if name not in names:
-            nearest = nearest_name(str(name), names)
+    for name, value in values.items():
+        if name not in types:
+            nearest = nearest_name(str(name), types)
             hint = "" if nearest is None else f"; did you mean {nearest}?"
             raise UsageError(f"continuous_batching_config has no field {name!r}{hint}")
-    return values
-
-
-def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values, each in the type of its field."""
-    hints = get_type_hints(ContinuousBatchingConfig)
-    typed = {}
-    for name, value in values.items():
         try:
-            typed[name] = convert(value, hints[name])
+            values[name] = convert(value, types[name])
         except ValueError as error:
             raise UsageError(f"continuous_batching_config.{name}: {error}") from error
-    return typed
+    return ContinuousBatchingConfig(**values)
 
 
 def _attention(model: PreTrainedModel, config: ContinuousBatchingConfig) -> str:

@@ -8,7 +8,6 @@ from cbgen.engine.config import (
     ContinuousBatchingConfig,
     ModelConfig,
     WorkloadHints,
-    config_field_names,
 )
 from cbgen.errors import UsageError
 
@@ -93,11 +92,6 @@ def test_what_is_not_there_yet_is_refused_by_name_and_value(name, value):
 )
 def test_switching_off_what_is_not_there_is_accepted(name, value):
     assert getattr(ContinuousBatchingConfig(**{name: value}), name) == value
-
-
-@pytest.mark.parametrize("config_class", [ContinuousBatchingConfig, ModelConfig])
-def test_field_names_come_in_the_order_of_the_class(config_class):
-    assert config_field_names(config_class) == tuple(config_class.__dataclass_fields__)
 
 
 @pytest.mark.parametrize(

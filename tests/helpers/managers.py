@@ -87,10 +87,10 @@ def scripted_manager(monkeypatch, model: ScriptedModel | None = None, *, queue: 
     scripted = model or ScriptedModel(vocab_size=VOCAB_SIZE)
     owner = tiny_model("llama")
 
-    def build(*_arguments) -> BuiltEngine:
+    def build(*_arguments, **_options) -> BuiltEngine:
         return BuiltEngine(make_scripted_engine(scripted, **plan), None, Facts(owner))
 
-    monkeypatch.setattr(background_engine, "build", build)
+    monkeypatch.setattr(background_engine, "build_engine", build)
     return cbgen.init_continuous_batching(
         owner, GenerationConfig(eos_token_id=-1), {"max_queue_size": queue}
     )
