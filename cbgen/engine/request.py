@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.text.detokenizer import TokenDecoder
-from cbgen.engine.text.stop_checker import StopChecker
+from cbgen.engine.text import StopChecker, TokenDecoder
 
 
 class RequestStatus(IntEnum):

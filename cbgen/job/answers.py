@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
-from cbgen.engine.text.stop_checker import cut_text
+from cbgen.engine.text import cut_text
 from cbgen.errors import RowError
 from cbgen.generation.resolve import RequestSettings
 from cbgen.io.dialects import RowDialect

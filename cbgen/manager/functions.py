@@ -15,7 +15,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]  # comes with transfo
 from transformers import PreTrainedModel
 
 from cbgen.engine.config import WorkloadHints
-from cbgen.engine.text.detokenizer import TokenDecoder
+from cbgen.engine.text import TokenDecoder
 from cbgen.errors import UsageError
 from cbgen.generation.check import FieldError, run_seed
 from cbgen.generation.fields import GENERATION_SECTION

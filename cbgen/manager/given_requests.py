@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from cbgen.engine.request import Request
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.text.detokenizer import TokenDecoder
+from cbgen.engine.text import TokenDecoder
 from cbgen.errors import RowError
 from cbgen.generation.resolve import GenerationSettings
 from cbgen.manager.configs import set_fields

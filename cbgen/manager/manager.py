@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import FinishReason, RequestStatus
-from cbgen.engine.text.detokenizer import TokenDecoder
+from cbgen.engine.text import TokenDecoder
 from cbgen.errors import EngineError
 from cbgen.generation.resolve import GenerationSettings
 from cbgen.manager.background_engine import BackgroundEngine

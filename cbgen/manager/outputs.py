@@ -13,8 +13,7 @@ from dataclasses import fields
 
 from cbgen.engine.request import GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.text.detokenizer import TokenDecoder
-from cbgen.engine.text.stop_checker import StopChecker
+from cbgen.engine.text import StopChecker, TokenDecoder
 from cbgen.errors import EngineError, UsageError
 
 _FIELDS = tuple(item.name for item in fields(GenerationOutput))

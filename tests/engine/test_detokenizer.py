@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cbgen.engine.text.detokenizer import IncrementalDetokenizer
+from cbgen.engine.text import IncrementalDetokenizer
 
 TEXTS = (
     "plain words",
@@ -61,7 +61,7 @@ def pieces_of(tokenizer, token_ids, size: int = 1, **options) -> list[str]:
         detokenizer.push(token_ids[begin : begin + size])
         for begin in range(0, len(token_ids), size)
     ]
-    return [*pieces, detokenizer.finish()]
+    return [*pieces, detokenizer.push([], is_last=True)]
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
@@ -104,7 +104,7 @@ def test_bytes_that_never_become_characters_are_given_after_a_while(byte_level):
     detokenizer = IncrementalDetokenizer(byte_level)
     given = "".join(detokenizer.push([token]) for token in token_ids)
     assert len(given) > 30
-    assert given + detokenizer.finish() == byte_level.decode(token_ids)
+    assert given + detokenizer.push([], is_last=True) == byte_level.decode(token_ids)
 
 
 def test_the_work_for_a_token_does_not_grow_with_the_answer(byte_level):

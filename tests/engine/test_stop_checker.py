@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbgen.engine.text.detokenizer import IncrementalDetokenizer
-from cbgen.engine.text.stop_checker import StopChecker, cut_text
+from cbgen.engine.text import IncrementalDetokenizer, StopChecker, cut_text
 
 SPECIAL = 0
 
@@ -141,7 +140,8 @@ def test_pieces_of_any_bytes_join_to_the_text_of_all_tokens(pieces, size):
     tokenizer = Pieces(*pieces)
     detokenizer = IncrementalDetokenizer(tokenizer)
     groups = [tokenizer.ids[begin : begin + size] for begin in range(0, len(pieces), size)]
-    text = "".join(detokenizer.push(group) for group in groups) + detokenizer.finish()
+    text = "".join(detokenizer.push(group) for group in groups)
+    text += detokenizer.push([], is_last=True)
     assert text == tokenizer.decode(tokenizer.ids, skip_special_tokens=True)
 
 

@@ -15,7 +15,7 @@ from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.scheduler.policies import make_scheduler as scheduler_of_plan
 from cbgen.engine.scheduler.scheduler import Scheduler
 from cbgen.engine.step import SampledTokens, ScheduledBatch, ScheduledRequest, StepResult
-from cbgen.engine.text.detokenizer import TokenDecoder
+from cbgen.engine.text import TokenDecoder
 
 VOCAB_SIZE = 128
 
