@@ -17,12 +17,11 @@ from cbgen import __version__
 from cbgen.cli.bench import bench_command
 from cbgen.cli.console import Console, discard, fill_closed_descriptors
 from cbgen.cli.exits import ExitCode, Terminated, exit_code_of
-from cbgen.cli.init import init_command
 from cbgen.cli.logs import is_debug, logs_on_console
 from cbgen.cli.merge import merge_command
 from cbgen.cli.plan import plan_command
+from cbgen.cli.recipe import init_command, schema_command
 from cbgen.cli.run import run_command
-from cbgen.cli.schema import schema_command
 from cbgen.cli.stopping import sigterm_raises
 from cbgen.errors import CbgenError, UsageError
 

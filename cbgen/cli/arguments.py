@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from signal import Signals
 from typing import Annotated, Literal
 
 from typer import Argument, Option
 
+from cbgen.cli.stopping import parse_duration, parse_signal
 from cbgen.io.dialects import InputFormat
+from cbgen.io.inputs import Shard
 
 RecipePath = Annotated[str, Argument(metavar="RECIPE", help="Recipe, a YAML file.")]
 InputPaths = Annotated[
@@ -46,9 +49,10 @@ SetValues = Annotated[
 ]
 Limit = Annotated[int | None, Option("--limit", min=1, metavar="N", help="Take the first N rows.")]
 ShardOption = Annotated[
-    str | None,
+    Shard | None,
     Option(
         "--shard",
+        parser=Shard.parse,
         metavar="I/N",
         help="Take every Nth row from row I on (I from 0); cbgen merge joins the outputs.",
     ),
@@ -81,16 +85,22 @@ FormatOption = Annotated[
 ]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show only errors.")]
 TimeLimit = Annotated[
-    str | None,
+    float | None,
     Option(
         "--time-limit",
+        parser=parse_duration,
         metavar="TIME",
         help="End within this time, with exit code 4: 90s, 15m, 3h50m, 1-02:03:04.",
     ),
 ]
 RequeueSignal = Annotated[
-    str | None,
-    Option("--requeue-signal", metavar="NAME", help="End on this signal, with exit code 4: USR1."),
+    Signals | None,
+    Option(
+        "--requeue-signal",
+        parser=parse_signal,
+        metavar="NAME",
+        help="End on this signal, with exit code 4: USR1.",
+    ),
 ]
 StatsPath = Annotated[
     str | None,

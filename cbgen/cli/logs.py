@@ -12,7 +12,6 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 from cbgen.cli.console import Console, one_line
 from cbgen.errors import UsageError
@@ -79,12 +78,5 @@ def take_over_library_logs() -> None:
                 logger.propagate = True
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: object, category: type[Warning], *_: object, **__: object) -> None:
     logging.getLogger("py.warnings").warning("%s: %s", category.__name__, message)

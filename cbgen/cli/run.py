@@ -13,10 +13,10 @@ from cbgen.cli.console import Console
 from cbgen.cli.exits import ExitCode, exit_code_of
 from cbgen.cli.logs import take_over_library_logs
 from cbgen.cli.progress import ProgressMeter, job_display
-from cbgen.cli.stopping import Stopper, StopSignal, parse_duration, parse_signal
+from cbgen.cli.stopping import Stopper, StopSignal
 from cbgen.cli.summary import describe_inputs, settings_lines, summary_lines, written_rows
 from cbgen.errors import CbgenError, EngineError, StoppedEarly, UsageError
-from cbgen.io.inputs import Shard, open_inputs
+from cbgen.io.inputs import open_inputs
 from cbgen.io.output.output_file import journal_path
 from cbgen.job.options import JobOptions
 from cbgen.job.report.report_writer import ReportWriter
@@ -61,9 +61,7 @@ def run_command(
     if order is not None:
         overrides.append(f"output.order={order}")
     checked = load_recipe(recipe, overrides)
-    inputs = open_inputs(
-        input_paths or ["-"], limit=limit, shard=None if shard is None else Shard.parse(shard)
-    )
+    inputs = open_inputs(input_paths or ["-"], limit=limit, shard=shard)
     console.line(f"cbgen {__version__}: {recipe}, {describe_inputs(inputs)} -> {output_path}")
     options = JobOptions(
         inputs=inputs,
@@ -79,10 +77,8 @@ def run_command(
     stopper = Stopper(
         EarlyStop(),
         console.line,
-        time_limit=None if time_limit is None else parse_duration(time_limit, "--time-limit"),
-        requeue_signal=None
-        if requeue_signal is None
-        else parse_signal(requeue_signal, "--requeue-signal"),
+        time_limit=time_limit,
+        requeue_signal=requeue_signal,
     )
     paths = {"--stats": stats_path, "--metrics": metrics_path, "--trace": trace_path}
     raise typer.Exit(_run_with_reports(console, checked, options, stopper, paths))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from cbgen.cli.exits import ExitCode, Terminated
@@ -107,12 +107,7 @@ class Stopper:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Restore the signal handlers."""
         if self._previous:
             signal.set_wakeup_fd(self._previous_descriptor)
@@ -191,7 +186,7 @@ def process_age() -> float:
         return 0.0
 
 
-def parse_signal(text: str, option: str) -> signal.Signals:
+def parse_signal(text: str) -> signal.Signals:
     """Return the signal of a name or number: `USR1`, `SIGUSR1`, `10`.
 
     Raises:
@@ -204,21 +199,19 @@ def parse_signal(text: str, option: str) -> signal.Signals:
         else:
             number = signal.Signals[f"SIG{name.removeprefix('SIG')}"]
     except (ValueError, KeyError):
-        raise UsageError(f"{option} is {text!r}; expected a signal such as USR1") from None
+        raise UsageError(f"--requeue-signal is {text!r}; expected a signal such as USR1") from None
     taken = (signal.SIGKILL, signal.SIGSTOP, signal.SIGALRM, signal.SIGINT, signal.SIGTERM)
     if number in taken:
-        raise UsageError(f"{option} is {text!r}; that signal already has a meaning; use USR1")
+        raise UsageError(
+            f"--requeue-signal is {text!r}; that signal already has a meaning; use USR1"
+        )
     return number
 
 
-def parse_duration(text: str, option: str) -> float:
+def parse_duration(text: str) -> float:
     """Return the seconds of `90`, `90s`, `15m`, `3h50m`, `2d`, or of Slurm's `1-02:03:04`.
 
     A number alone is seconds, `mm:ss` and `hh:mm:ss` are read as on a clock, and hours follow days.
-
-    Args:
-        text: the duration.
-        option: the option's name, for the error.
 
     Raises:
         UsageError: the text has another form, or is zero.
@@ -236,7 +229,8 @@ def parse_duration(text: str, option: str) -> float:
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total == 0:
         raise UsageError(
-            f"{option} is {text.strip()!r}; expected a time such as 90s, 15m, 3h50m or 1-02:03:04"
+            f"--time-limit is {text.strip()!r}; expected a time such as 90s, 15m, 3h50m or "
+            "1-02:03:04"
         )
     return float(total)
 

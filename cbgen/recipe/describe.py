@@ -27,7 +27,7 @@ from cbgen.recipe.schema import (
     section_fields,
     switch_fields,
 )
-from cbgen.values import Annotation, describe, is_union, show_yaml
+from cbgen.values import Annotation, Plain, describe, is_union, members, show_yaml
 
 _SIMPLE_TYPES = {
     bool: "boolean",
@@ -37,8 +37,8 @@ _SIMPLE_TYPES = {
     type(None): "null",
 }
 
-_STARTER_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-_STARTER_LENGTH = 256
+_STARTER_VALUES = {"path": "HuggingFaceTB/SmolLM2-135M-Instruct", "max_new_tokens": 256}
+"""Fields that the starter recipe sets."""
 _COMMENT_COLUMN = 40
 _PAGE_WIDTH = 100
 
@@ -81,31 +81,20 @@ def starter_recipe() -> str:
     ]
     for section in SECTION_ORDER:
         lines.append(f"{section}:")
-        lines.extend(_starter_generation() if section == GENERATION_SECTION else _starter(section))
+        if section == GENERATION_SECTION:
+            fields = [(item.name, None, item.doc) for item in _with_support(Support.HONOURED)]
+        else:
+            fields = [(item.name, item.default, item.doc) for item in section_fields(section)]
+        lines.extend(_starter_line("  ", *field) for field in fields)
         lines.append("")
-    lines.extend(_starter_line("# ", item.name, item.default, item.doc) for item in switch_fields())
+    lines.extend(_starter_line("", item.name, item.default, item.doc) for item in switch_fields())
     return "\n".join(lines) + "\n"
 
 
-def _starter(section: str) -> Iterator[str]:
-    for item in section_fields(section):
-        if item.is_required:
-            assert item.name == "path", f"the starter recipe has no value for {item.name}"
-            yield _starter_line("  ", item.name, _STARTER_MODEL, item.doc)
-        else:
-            yield _starter_line("  # ", item.name, item.default, item.doc)
-
-
-def _starter_generation() -> Iterator[str]:
-    for item in GENERATION_FIELDS.values():
-        if item.name == "max_new_tokens":
-            yield _starter_line("  ", item.name, _STARTER_LENGTH, item.doc)
-        elif item.support is Support.HONOURED:
-            yield _starter_line("  # ", item.name, None, item.doc)
-
-
-def _starter_line(mark: str, name: str, value: object, doc: str) -> str:
-    return f"{mark}{name}: {show_yaml(value)}".ljust(_COMMENT_COLUMN) + f"  # {doc}"
+def _starter_line(indent: str, name: str, default: Plain, doc: str) -> str:
+    mark = "" if name in _STARTER_VALUES else "# "
+    value = show_yaml(_STARTER_VALUES.get(name, default))
+    return f"{indent}{mark}{name}: {value}".ljust(_COMMENT_COLUMN) + f"  # {doc}"
 
 
 def recipe_reference() -> str:
@@ -146,20 +135,21 @@ def _field_table(fields: Iterable[RecipeField]) -> str:
 
 
 def _generation_tables() -> Iterator[str]:
-    def fields(*support: Support) -> list[Field]:
-        return [item for item in GENERATION_FIELDS.values() if item.support in support]
-
     yield _GENERATION
-    rows = [(item.name, _value_words(item), item.doc) for item in fields(Support.HONOURED)]
+    rows = [(item.name, _value_words(item), item.doc) for item in _with_support(Support.HONOURED)]
     yield _table(("field", "value", "meaning"), rows)
     yield _NOT_SUPPORTED
     rows = [
         (item.name, ", ".join(_code(value) for value in item.neutral), item.doc)
-        for item in fields(Support.NEUTRAL, Support.REFUSED)
+        for item in _with_support(Support.NEUTRAL, Support.REFUSED)
     ]
     yield _table(("field", "accepted", "what it would ask for"), rows)
-    names = ", ".join(f"`{item.name}`" for item in fields(Support.NO_EFFECT))
+    names = ", ".join(f"`{item.name}`" for item in _with_support(Support.NO_EFFECT))
     yield textwrap.fill(f"Accepted and without effect: {names}.", _PAGE_WIDTH) + "\n"
+
+
+def _with_support(*support: Support) -> list[Field]:
+    return [item for item in GENERATION_FIELDS.values() if item.support in support]
 
 
 def _value_words(item: Field) -> str:
@@ -270,27 +260,26 @@ def _of_type(annotation: Annotation) -> dict[str, Any]:
 
 def _of_nullable(annotation: Annotation) -> dict[str, Any]:
     """Return the schema of a type annotation or null."""
-    members = typing.get_args(annotation) if is_union(annotation) else (annotation,)
-    return _of_union(tuple(dict.fromkeys((*members, types.NoneType))))
+    return _of_union(tuple(dict.fromkeys((*members(annotation), types.NoneType))))
 
 
-def _of_union(members: tuple[Any, ...]) -> dict[str, Any]:
+def _of_union(kinds: tuple[Any, ...]) -> dict[str, Any]:
     """Return one flat schema where all members are simple or all are choices, else alternatives."""
     choices: list[Any] = []
-    for member in members:
-        if typing.get_origin(member) is typing.Literal:
-            choices.extend(typing.get_args(member))
-        elif member is bool:
+    for kind in kinds:
+        if typing.get_origin(kind) is typing.Literal:
+            choices.extend(typing.get_args(kind))
+        elif kind is bool:
             choices.extend([True, False])
-        elif member is types.NoneType:
+        elif kind is types.NoneType:
             choices.append(None)
         else:
             break
     else:
         return {"enum": choices}
-    if all(member in _SIMPLE_TYPES for member in members):
-        return {"type": [_SIMPLE_TYPES[member] for member in members]}
-    return {"anyOf": [_of_type(member) for member in members]}
+    if all(kind in _SIMPLE_TYPES for kind in kinds):
+        return {"type": [_SIMPLE_TYPES[kind] for kind in kinds]}
+    return {"anyOf": [_of_type(kind) for kind in kinds]}
 
 
 if __name__ == "__main__":

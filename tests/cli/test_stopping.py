@@ -186,13 +186,13 @@ def test_the_age_of_the_process_is_known():
 
 @pytest.mark.parametrize("text", ["USR1", "usr1", "SIGUSR1", str(int(signal.SIGUSR1))])
 def test_signals_have_names_and_numbers(text):
-    assert parse_signal(text, "--requeue-signal") is signal.SIGUSR1
+    assert parse_signal(text) is signal.SIGUSR1
 
 
 @pytest.mark.parametrize("text", ["", "USR9", "999", "KILL", "SIGTERM", "INT"])
 def test_a_signal_that_cannot_be_used_is_refused(text):
     with pytest.raises(UsageError, match=r"--requeue-signal is .*USR1"):
-        parse_signal(text, "--requeue-signal")
+        parse_signal(text)
 
 
 @pytest.mark.parametrize(
@@ -212,13 +212,13 @@ def test_a_signal_that_cannot_be_used_is_refused(text):
     ],
 )
 def test_forms_of_people_and_batch_systems_are_read(text, seconds):
-    assert parse_duration(text, "--time-limit") == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5 m", "1h1x", "m", "1:2:3:4", "1.5h"])
 def test_anything_else_is_refused_with_examples(text):
     with pytest.raises(UsageError, match=r"--time-limit is .*3h50m"):
-        parse_duration(text, "--time-limit")
+        parse_duration(text)
 
 
 def test_the_requeue_signal_ends_a_run_with_4(recipe):

@@ -8,8 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from cbgen.cli.init import init_command
-from cbgen.cli.schema import schema_command
+from cbgen.cli.recipe import init_command, schema_command
 from cbgen.errors import UsageError
 from cbgen.recipe.describe import recipe_json_schema, recipe_reference, starter_recipe
 from cbgen.recipe.load import load_recipe

@@ -1,14 +1,15 @@
-"""`cbgen init`: a commented recipe to start from."""
+"""`cbgen init` and `cbgen schema`: a recipe to start from, and the JSON Schema of recipes."""
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Annotated
 
 import typer
 
 from cbgen.errors import UsageError
-from cbgen.recipe.describe import starter_recipe
+from cbgen.recipe.describe import recipe_json_schema, starter_recipe
 
 
 def init_command(
@@ -29,3 +30,8 @@ def init_command(
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
     typer.echo(f"wrote {path}", err=True)
+
+
+def schema_command() -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    sys.stdout.write(json.dumps(recipe_json_schema(), indent=2) + "\n")
