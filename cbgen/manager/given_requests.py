@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from cbgen.engine.request import Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.text import TokenDecoder
 from cbgen.errors import RowError
@@ -67,42 +66,36 @@ def make_samples(
         settings: the settings that requests share.
         tokenizer: for the text of streams and for stop strings.
     """
+    error: RowError | None = None
     try:
         own = settings.resolve(request_id, set_fields(given.fields))
         samples = own.for_prompt(len(given.prompt_ids)).samples
-    except RowError as error:
-        failed = Request(request_id, given.prompt_ids, SamplingParams())
-        failed.fail(error.code, error.message)
-        requests = [failed]
-    else:
-        requests = [
-            Request(
-                f"{request_id}__child#{number - 1}" if number else request_id,
-                given.prompt_ids,
-                params,
-                parent_id=request_id if number else None,
-                tokenizer=tokenizer,
-            )
-            for number, params in enumerate(samples)
-        ]
-    return [
+    except RowError as wrong:
+        error, samples = wrong, (SamplingParams(),)
+    requests = [
         TrackedRequest(
-            request,
+            f"{request_id}__child#{number - 1}" if number else request_id,
+            given.prompt_ids,
+            params,
+            parent_id=request_id if number else None,
+            tokenizer=tokenizer,
             is_streaming=given.streaming,
             has_timestamps=given.record_timestamps,
-            tokenizer=tokenizer,
         )
-        for request in requests
+        for number, params in enumerate(samples)
     ]
+    if error is not None:
+        requests[0].fail(error.code, error.message)
+    return requests
 
 
 def duplicate_output(request_id: str, prompt_ids: list[int]) -> RequestOutput:
     """Return the output of a request whose id belongs to another one that is unanswered."""
-    request = Request(request_id, prompt_ids, SamplingParams())
+    request = TrackedRequest(request_id, prompt_ids, SamplingParams())
     request.fail(
         "duplicate_id", f"a request with id {request_id!r} is still unanswered; choose another id"
     )
-    return TrackedRequest(request).finish(request.output())
+    return request.final_output(request.output())
 
 
 def prompt_id_list(input_ids: TokenInput) -> list[int]:

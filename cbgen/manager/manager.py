@@ -344,9 +344,8 @@ class ContinuousBatchingManager:
                 self._cancel_before_start(samples)
                 return
         loop = self._engine.loop
-        if loop is not None:
-            for sample in samples:
-                loop.cancel(sample)
+        if loop is not None and samples:
+            loop.cancel(request_id)
 
     def get_result(
         self, request_id: str | None = None, timeout: float | None = None
@@ -453,11 +452,11 @@ class ContinuousBatchingManager:
         for item in given:
             request_id = self._new_request_id() if item.request_id is None else item.request_id
             samples = make_samples(item, request_id, self._settings, self._tokenizer)
-            ids.append([sample.request.request_id for sample in samples])
+            ids.append([sample.request_id for sample in samples])
             if not self._router.expect(samples, follower):
                 self._router.put_apart(duplicate_output(request_id, item.prompt_ids))
-            elif samples[0].request.is_finished:
-                self._router.put([sample.request.output() for sample in samples])
+            elif samples[0].is_finished:
+                self._router.put([sample.output() for sample in samples])
             else:
                 ready += samples
         with self._lock:
@@ -477,27 +476,23 @@ class ContinuousBatchingManager:
 
     def _submit(self, samples: Sequence[TrackedRequest], *, may_wait: bool) -> None:
         """Hand requests to the engine, which the router expects."""
-        requests = [sample.request for sample in samples]
         loop = self._engine.loop
         if loop is None:
-            self._router.forget(requests)
+            self._router.forget(samples)
             raise self._engine.refusal()
         try:
-            loop.submit(requests, may_wait=may_wait, on_refused=self._router.forget)
+            loop.submit(samples, may_wait=may_wait, on_refused=self._router.forget)
         except EngineError:
             refusal = self._engine.refusal(loop.failure)
             raise refusal from refusal.__cause__
 
-    def _cancel_before_start(self, request_ids: Sequence[str]) -> None:
+    def _cancel_before_start(self, samples: Sequence[TrackedRequest]) -> None:
         """Cancel requests that wait for the start; the lock is held."""
-        kept = []
-        for sample in self._before_start:
-            if sample.request.request_id in request_ids:
-                sample.request.finish(RequestStatus.CANCELLED, FinishReason.CANCELLED)
-                self._router.put([sample.request.output()])
-            else:
-                kept.append(sample)
-        self._before_start = kept
+        for sample in samples:
+            if sample in self._before_start:
+                self._before_start.remove(sample)
+                sample.finish(RequestStatus.CANCELLED, FinishReason.CANCELLED)
+                self._router.put([sample.output()])
 
     def _follow(self, request_ids: list[str]) -> Iterator[RequestOutput]:
         queue = OutputQueue()

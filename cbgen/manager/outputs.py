@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 
 from cbgen.engine.request import GenerationOutput, Request
@@ -59,12 +59,12 @@ class RequestOutput(GenerationOutput):
     @property
     def generated_tokens(self) -> list[int]:  # type: ignore[override]  # a view in place of a field
         """All tokens so far."""
-        return self._tracked.request.generated_tokens[: self._tracked.ends[self._number]]
+        return self._tracked.generated_tokens[: self._tracked.ends[self._number]]
 
     @property
     def logprobs(self) -> list[float]:  # type: ignore[override]
         """Their log-probabilities, if asked for."""
-        return self._tracked.request.logprobs[: self._tracked.ends[self._number]]
+        return self._tracked.logprobs[: self._tracked.ends[self._number]]
 
     @property
     def timestamps(self) -> list[float] | None:
@@ -92,31 +92,36 @@ class RequestOutput(GenerationOutput):
         return self._tracked.piece(self._number, is_last=self.is_finished())
 
 
-class TrackedRequest:
+class TrackedRequest(Request):
     """A request, and how much of it its outputs have shown; the engine's thread makes them.
 
     Attributes:
-        request: the request.
         timestamps: when each of its tokens was there; None if that is not noted.
         ends: for each output the number of tokens before its end.
         is_cancelled: whether a caller has cancelled it.
 
     Args:
-        request: the request.
+        request_id: as of any request; so are the arguments not named here.
+        prompt_ids: see there.
+        params: see there.
+        parent_id: see there.
+        tokenizer: decodes the text of its outputs too.
         is_streaming: make an output after each step that gave tokens, not only at the end.
         has_timestamps: note when each token came.
-        tokenizer: decodes the text of its outputs.
     """
 
     def __init__(
         self,
-        request: Request,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
         *,
+        parent_id: str | None = None,
+        tokenizer: TokenDecoder | None = None,
         is_streaming: bool = False,
         has_timestamps: bool = False,
-        tokenizer: TokenDecoder | None = None,
     ) -> None:
-        self.request = request
+        super().__init__(request_id, prompt_ids, params, parent_id=parent_id, tokenizer=tokenizer)
         self.timestamps: list[float] | None = [] if has_timestamps else None
         self.ends: list[int] = []
         self.is_cancelled = False
@@ -140,20 +145,20 @@ class TrackedRequest:
         """Return what a step added, None if it added nothing or the request does not stream."""
         self._note_time()
         num_shown = self.ends[-1] if self.ends else 0
-        is_new = len(self.request.generated_tokens) > num_shown
-        if not self._is_streaming or not is_new or self.request.is_finished:
+        is_new = len(self.generated_tokens) > num_shown
+        if not self._is_streaming or not is_new or self.is_finished:
             return None
-        return self._output(self.request.output())
+        return self._next_output(self.output())
 
-    def finish(self, output: GenerationOutput) -> RequestOutput:
+    def final_output(self, output: GenerationOutput) -> RequestOutput:
         """Return the final output as callers get it."""
         self._note_time()
-        return self._output(output)
+        return self._next_output(output)
 
     def new_tokens(self, number: int) -> list[int]:
         """Return the tokens of one output that those before it did not have."""
         start = self.ends[number - 1] if number else 0
-        return self.request.generated_tokens[start : self.ends[number]]
+        return self.generated_tokens[start : self.ends[number]]
 
     def piece(self, number: int, *, is_last: bool) -> str:
         """Return the text of one output, before a stop string; the pieces before it are decoded.
@@ -167,23 +172,22 @@ class TrackedRequest:
                 self._pieces.append(self._stop_checker().push(self.new_tokens(place), is_last=ends))
             return self._pieces[number]
 
-    def _output(self, output: GenerationOutput) -> RequestOutput:
-        self.ends.append(len(self.request.generated_tokens))
+    def _next_output(self, output: GenerationOutput) -> RequestOutput:
+        self.ends.append(len(self.generated_tokens))
         return RequestOutput(output, self, len(self.ends) - 1)
 
     def _note_time(self) -> None:
         if self.timestamps is not None:
-            num_new = len(self.request.generated_tokens) - len(self.timestamps)
+            num_new = len(self.generated_tokens) - len(self.timestamps)
             self.timestamps.extend([time.perf_counter()] * num_new)
 
     def _stop_checker(self) -> StopChecker:
         if self._checker is None:
             assert self._tokenizer is not None, "has_text was asked"
-            params = self.request.params
             self._checker = StopChecker(
                 self._tokenizer,
-                params.stop_strings,
-                skip_special_tokens=params.skip_special_tokens,
+                self.params.stop_strings,
+                skip_special_tokens=self.params.skip_special_tokens,
             )
         return self._checker
 
@@ -192,10 +196,9 @@ def _restore(
     copied: GenerationOutput, timestamps: list[float] | None, num_new: int, text: str | None
 ) -> RequestOutput:
     """Make an output that stands on its own, out of a pickle or a copy."""
-    request = Request(copied.request_id, copied.prompt_ids, SamplingParams())
-    request.generated_tokens = copied.generated_tokens
-    request.logprobs = copied.logprobs
-    tracked = TrackedRequest(request)
+    tracked = TrackedRequest(copied.request_id, copied.prompt_ids, SamplingParams())
+    tracked.generated_tokens = copied.generated_tokens
+    tracked.logprobs = copied.logprobs
     tracked.timestamps = timestamps
     num_tokens = len(copied.generated_tokens)
     tracked.ends = [num_tokens - num_new, num_tokens]

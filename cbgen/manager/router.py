@@ -15,6 +15,7 @@ from functools import partial
 from queue import Empty
 
 from cbgen.engine.request import FinishReason, GenerationOutput, Request, RequestStatus
+from cbgen.engine.scheduler.waiting import UnfinishedRequests
 from cbgen.errors import EngineError
 from cbgen.manager.outputs import EngineDied, RequestOutput, TrackedRequest
 from cbgen.manager.receivers import Closed, FollowerQueue, Item, OutputQueue, Receiver
@@ -36,9 +37,8 @@ class OutputRouter:
 
     def __init__(self) -> None:
         self._lock = DeferringLock()
-        self._unanswered: dict[str, TrackedRequest] = {}
+        self._unanswered: UnfinishedRequests[TrackedRequest] = UnfinishedRequests()
         self._advancing: dict[str, TrackedRequest] = {}  # those of them to look at after each step
-        self._samples: dict[str, set[str]] = {}  # unanswered ones, of requests that have several
         self._answered: dict[str, None] = {}  # the last ids; all would take memory without end
         self._unfetched = _UnfetchedOutputs()
         self._waiters: dict[str | None, dict[_Waiter, None]] = {}  # first come, first served
@@ -63,28 +63,28 @@ class OutputRouter:
             samples: the request, and behind it further samples of it.
             follower: is sent all of their outputs.
         """
-        ids = [sample.request.request_id for sample in samples]
         with self._lock:
             # The first sample may have ended while others have not.
-            if ids[0] in self._samples or any(name in self._unanswered for name in ids):
+            if any(self._unanswered.with_samples(sample.request_id) for sample in samples):
                 return False
             self._has_begun = True
-            for name, sample in zip(ids, samples, strict=True):
-                self._unanswered[name] = sample
+            for sample in samples:
+                name = sample.request_id
+                self._unanswered.add(sample)
                 self._answered.pop(name, None)
                 if sample.has_steps:
                     self._advancing[name] = sample
                 if follower is not None:
                     self._followers.setdefault(name, []).append(follower)
-            if len(ids) > 1:
-                self._samples[ids[0]] = set(ids)
             return True
 
-    def forget(self, requests: Sequence[Request]) -> None:
+    def forget(self, requests: Iterable[Request]) -> None:
         """Take back `expect`: the requests did not reach the engine."""
         with self._lock:
             for request in requests:
-                self._remove(request.request_id)
+                tracked = self._unanswered.get(request.request_id)
+                if tracked is not None:
+                    self._remove(tracked)
             self._end_iterations()
 
     def is_known(self, request_id: str) -> bool:
@@ -92,13 +92,12 @@ class OutputRouter:
         with self._lock:
             return request_id in self._unanswered or request_id in self._unfetched
 
-    def cancel(self, request_id: str) -> list[str]:
-        """Note that a request is cancelled; return the ids of its unanswered samples."""
+    def cancel(self, request_id: str) -> list[TrackedRequest]:
+        """Note that a request is cancelled; return it and its samples, the unanswered ones."""
         with self._lock:
-            samples = {request_id, *self._samples.get(request_id, ())}
-            found = [name for name in samples if name in self._unanswered]
-            for name in found:
-                self._unanswered[name].is_cancelled = True
+            found = self._unanswered.with_samples(request_id)
+            for tracked in found:
+                tracked.is_cancelled = True
             return found
 
     def advance(self) -> None:
@@ -122,8 +121,9 @@ class OutputRouter:
         with self._lock:
             for output in outputs:
                 request_id = output.request_id
-                tracked = self._unanswered[request_id]
-                self._remove(request_id)
+                tracked = self._unanswered.get(request_id)
+                assert tracked is not None, "it is expected"
+                self._remove(tracked)
                 self._remember(request_id)
                 was_cut_short = output.status is RequestStatus.CANCELLED and is_hard_stop
                 if was_cut_short and not tracked.is_cancelled:
@@ -132,7 +132,7 @@ class OutputRouter:
                         HARD_STOP_CODE,
                         "the manager was stopped with hard_stop before the request was finished",
                     )
-                self._deliver(tracked.finish(output))
+                self._deliver(tracked.final_output(output))
             self._end_iterations()
 
     def put_apart(self, output: RequestOutput) -> None:
@@ -152,13 +152,13 @@ class OutputRouter:
                 tracked = self._unanswered.get(request_id)
                 output = None
                 if tracked is not None and failure is not None:
-                    failed = _fail(tracked.request.output(), FAILED_CODE, str(failure))
-                    output = tracked.finish(failed)
+                    failed = _fail(tracked.output(), FAILED_CODE, str(failure))
+                    output = tracked.final_output(failed)
                 for receiver in receivers:
                     self.is_failure_told |= _put(receiver, Closed(failure, output))
             self._followers.clear()
-            for request_id in list(self._unanswered):
-                self._remove(request_id)
+            for tracked in list(self._unanswered):
+                self._remove(tracked)
 
     def take(
         self,
@@ -262,18 +262,10 @@ class OutputRouter:
         died.__cause__ = failure.__cause__ or failure
         return died
 
-    def _remove(self, request_id: str) -> None:
-        """Forget an unanswered request, if it is known; the lock is held."""
-        tracked = self._unanswered.pop(request_id, None)
-        if tracked is None:
-            return
-        self._advancing.pop(request_id, None)
-        parent_id = tracked.request.parent_id
-        first = request_id if parent_id is None else parent_id
-        if first in self._samples:
-            self._samples[first].discard(request_id)
-            if not self._samples[first]:
-                del self._samples[first]
+    def _remove(self, tracked: TrackedRequest) -> None:
+        """Forget an unanswered request; the lock is held."""
+        self._unanswered.remove(tracked)
+        self._advancing.pop(tracked.request_id, None)
 
     def _remember(self, request_id: str) -> None:
         self._answered[request_id] = None

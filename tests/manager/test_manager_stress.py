@@ -113,7 +113,6 @@ def test_a_hundred_threads_get_one_final_output_for_each_request():
         assert not manager._router._unanswered
         assert not manager._router._followers
         assert not manager._router._advancing
-        assert not manager._router._samples
     assert threading.active_count() == threads
 
 

@@ -53,7 +53,7 @@ class Scheduler(ABC):
         self._observer = observer
         self._waiting = WaitingQueue()
         self._active: dict[str, Request] = {}
-        self._unfinished = UnfinishedRequests()
+        self._unfinished: UnfinishedRequests[Request] = UnfinishedRequests()
         self._finished: list[Request] = []
         self._free_rows = list(reversed(range(plan.max_requests)))
         self._num_admissions = 0

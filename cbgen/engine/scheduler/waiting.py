@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Generic, TypeVar
 
 from cbgen.engine.request import Request
+
+R = TypeVar("R", bound=Request)
 
 
 class WaitingQueue:
@@ -40,7 +43,7 @@ class WaitingQueue:
         del self._requests[request.request_id]
 
 
-class UnfinishedRequests:
+class UnfinishedRequests(Generic[R]):
     """Requests that wait or run, in order of arrival, and which are samples of one prompt.
 
     Samples name another request as their parent. They are cancelled with it, also when it has ended
@@ -48,25 +51,29 @@ class UnfinishedRequests:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[str, Request] = {}
-        self._samples: dict[str, dict[str, Request]] = {}  # by the id of their parent
+        self._requests: dict[str, R] = {}
+        self._samples: dict[str, dict[str, R]] = {}  # by the id of their parent
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[R]:
         return iter(self._requests.values())
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def add(self, request: Request) -> None:
+    def get(self, request_id: str) -> R | None:
+        """Return a request, None if it is not here."""
+        return self._requests.get(request_id)
+
+    def add(self, request: R) -> None:
         """Take a request."""
         self._requests[request.request_id] = request
         if request.parent_id is not None:
             self._samples.setdefault(request.parent_id, {})[request.request_id] = request
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: R) -> None:
         """Forget a request that has ended."""
         del self._requests[request.request_id]
         if request.parent_id is not None:
@@ -75,7 +82,7 @@ class UnfinishedRequests:
             if not samples:
                 del self._samples[request.parent_id]
 
-    def with_samples(self, request_id: str) -> list[Request]:
+    def with_samples(self, request_id: str) -> list[R]:
         """Return a request and those that name it as their parent, as far as they are here."""
         found = list(self._samples.get(request_id, {}).values())
         request = self._requests.get(request_id)
