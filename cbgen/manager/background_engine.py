@@ -25,7 +25,7 @@ from cbgen.engine.model.attach import attached
 from cbgen.engine.request import GenerationOutput
 from cbgen.errors import EngineError, UsageError
 from cbgen.manager.configs import EngineSetup
-from cbgen.manager.model_loan import ModelLoan, shared_model
+from cbgen.manager.model_loan import shared_model
 from cbgen.manager.outputs import ManagerStopped
 from cbgen.manager.router import OutputRouter
 
@@ -63,7 +63,7 @@ class BackgroundEngine:
         self._router = router
         self._shared = shared_model(model)
         self._lock = threading.RLock()
-        self._loan: ModelLoan | None = None  # from start to end
+        self._loop: EngineLoop | None = None  # from start to end
         self._was_started = False
         self._keeps_engine = False
         self._is_hard_stop = False
@@ -72,8 +72,7 @@ class BackgroundEngine:
     @property
     def loop(self) -> EngineLoop | None:
         """The thread of the engine, None if none runs in this process."""
-        loan = self._loan
-        return None if loan is None or self._is_forked else loan.loop
+        return None if self._is_forked else self._loop
 
     @property
     def is_new(self) -> bool:
@@ -88,7 +87,7 @@ class BackgroundEngine:
     @property
     def is_held(self) -> bool:
         """Whether a pause holds it, so that it runs nothing."""
-        return self._loan is not None and self._loan.is_held
+        return self._shared.is_paused
 
     def change_setup(self, setup: EngineSetup) -> None:
         """Build engines in another way from now on.
@@ -98,7 +97,7 @@ class BackgroundEngine:
         """
         with self._lock:
             names = self._setup.differences(setup)
-            if names and self._loan is not None:
+            if names and self._loop is not None:
                 raise UsageError(
                     f"{', '.join(names)} cannot change while the manager runs; stop it first"
                 )
@@ -114,7 +113,7 @@ class BackgroundEngine:
         """
         with self._shared.starting(), self._lock:
             self._refuse_if_unusable()
-            if self._loan is None:
+            if self._loop is None:
                 self._build()
 
     def start(self) -> bool:
@@ -126,8 +125,8 @@ class BackgroundEngine:
         """
         with self._lock:
             self._refuse_if_unusable()
-            if self._loan is not None:
-                if self._loan.loop.is_stopping:
+            if self._loop is not None:
+                if self._loop.is_stopping:
                     raise RuntimeError(
                         "the manager is still stopping; wait for it with stop() before start()"
                     )
@@ -140,11 +139,9 @@ class BackgroundEngine:
             )
             self.failure = None
             self._keeps_engine = self._is_hard_stop = False
-            loan = ModelLoan(self.model, loop)
-            loan.take()
             self._router.open()
-            self._loan = loan
-            self._shared.add(loan)
+            self._loop = loop
+            self._shared.add(loop)
             running_engines.add(self)
             try:
                 loop.start()
@@ -203,7 +200,7 @@ class BackgroundEngine:
         with self._lock:
             self.is_destroyed = True
             self._keeps_engine = False
-            if self._loan is None:
+            if self._loop is None:
                 self.built = None
                 self._router.close(self.failure)
 
@@ -214,16 +211,16 @@ class BackgroundEngine:
         Raises:
             RuntimeError: it does not run.
         """
-        loan = self._loan
-        if loan is None or self._is_forked:
+        loop = self.loop
+        if loop is None:
             if self.failure is not None:
                 raise self._router.death(self.failure)
             raise ManagerStopped("cannot pause: the manager does not run")
         with ExitStack() as stack:
             try:
-                stack.enter_context(self._shared.pause(loan))
+                stack.enter_context(self._shared.pause(loop))
             except EngineError as error:
-                failure = loan.loop.failure
+                failure = loop.failure
                 if failure is not None:
                     raise self._router.death(failure) from failure.__cause__
                 raise ManagerStopped("cannot pause: the manager has just stopped") from error
@@ -259,13 +256,11 @@ class BackgroundEngine:
 
     def close(self, failure: EngineError | None) -> None:
         """Give the model back and tell everybody; called on the engine's thread at its end."""
-        loan = self._loan
-        assert loan is not None
+        assert self._loop is not None
         running_engines.discard(self)
-        loan.give_back()
-        self._shared.remove(loan)  # not earlier: a pause is to find the model given back
+        self._shared.remove(self._loop)
         with self._lock:
-            self._loan = None
+            self._loop = None
             self.failure = failure
             if failure is not None or not self._keeps_engine:
                 self.built = None

@@ -21,16 +21,25 @@ from cbgen.errors import EngineError
 
 
 class SharedModel:
-    """Owns the pauses that hold all engines of one model.
+    """Owns the loan of one model to its engines, and the pauses that hold all of them. Thread-safe.
 
-    Thread-safe. Has no reference to the model, which it must not keep alive.
+    It must not keep the model alive. Whoever runs an engine does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = weakref.ref(model)
         self._changed = threading.Condition()
-        self._loans: list[ModelLoan] = []  # of engines that run
+        self._loops: list[EngineLoop] = []  # that run
+        self._held: list[EngineLoop] = []
         self._num_starting = 0
         self._pausing_threads: Counter[int] = Counter()
+        self._loan = ExitStack()  # is closed to give the model back
+        self._is_lent = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause holds the engines, so that they run nothing."""
+        return bool(self._pausing_threads)
 
     def is_pausing(self) -> bool:
         """Whether the calling thread holds a pause."""
@@ -60,30 +69,33 @@ class SharedModel:
                 self._num_starting -= 1
                 self._changed.notify_all()
 
-    def add(self, loan: ModelLoan) -> None:
-        """Hold the engine of a loan in pauses from now on."""
+    def add(self, loop: EngineLoop) -> None:
+        """Lend the model to an engine, inside of `starting`, and hold it in pauses from now on."""
         with self._changed:
-            self._loans.append(loan)
+            self._loops.append(loop)
+            self._lend()
 
-    def remove(self, loan: ModelLoan) -> None:
-        """Forget a loan."""
+    def remove(self, loop: EngineLoop) -> None:
+        """Forget an engine that has ended; after the last one the model is as it was."""
         with self._changed:
-            self._loans.remove(loan)
+            self._loops.remove(loop)
+            if not self._loops:
+                self._give_back()
 
     @contextmanager
-    def pause(self, loan: ModelLoan) -> Iterator[None]:
-        """Hold all engines of the model; several threads may do so at once.
+    def pause(self, loop: EngineLoop) -> Iterator[None]:
+        """Hold all engines of the model, and give it back; several threads may do so at once.
 
         Raises:
-            EngineError: the engine of `loan` has ended.
+            EngineError: the engine of `loop` has ended.
         """
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: not self._num_starting)
-            if loan not in self._loans:
+            if loop not in self._loops:
                 raise EngineError("the engine has ended")
             if not self._pausing_threads:
-                self._hold_all(loan)
+                self._hold_all(loop)
             self._pausing_threads[thread] += 1
         try:
             yield
@@ -95,22 +107,36 @@ class SharedModel:
                     self._release_all()
                     self._changed.notify_all()
 
-    def _hold_all(self, wanted: ModelLoan) -> None:
+    def _hold_all(self, wanted: EngineLoop) -> None:
         try:
-            for loan in self._loans:
+            for loop in self._loops:
                 try:
-                    loan.hold()
+                    loop.pause()
                 except EngineError:
-                    if loan is wanted:
+                    if loop is wanted:
                         raise
+                else:
+                    self._held.append(loop)
+            self._give_back()
         except BaseException:  # it has ended, or the caller was interrupted
             self._release_all()
             raise
 
     def _release_all(self) -> None:
-        for loan in self._loans:
-            if loan.is_held:
-                loan.release()
+        if self._loops:  # some may have died meanwhile
+            self._lend()
+        while self._held:
+            self._held.pop().resume()
+
+    def _lend(self) -> None:
+        model = self._model()
+        if not self._is_lent and model is not None:
+            self._loan.enter_context(attached(model))
+            self._is_lent = True
+
+    def _give_back(self) -> None:
+        self._loan.close()
+        self._is_lent = False
 
 
 _lock = threading.Lock()
@@ -121,48 +147,4 @@ _shared_models = weakref.WeakKeyDictionary()
 def shared_model(model: PreTrainedModel) -> SharedModel:
     """Return what the engines of a model share, the same object for the same model."""
     with _lock:
-        return _shared_models.setdefault(model, SharedModel())
-
-
-class ModelLoan:
-    """The loan of a model to an engine that runs, from its start to its end but for pauses."""
-
-    def __init__(self, model: PreTrainedModel, loop: EngineLoop) -> None:
-        self.loop = loop
-        self.is_held = False
-        """Whether a pause holds the engine, so that it runs nothing."""
-        self._model = model
-        self._lock = threading.Lock()
-        self._attachment = ExitStack()
-
-    def take(self) -> None:
-        """Borrow the model."""
-        with self._lock:
-            self._attachment.enter_context(attached(self._model))
-
-    def give_back(self) -> None:
-        """Leave the model as it was before `take`; doing it again changes nothing."""
-        with self._lock:
-            self._attachment.close()
-
-    def hold(self) -> None:
-        """Return once the engine runs no step and the model is given back; `release` ends this.
-
-        Raises:
-            EngineError: the engine has ended; the model is given back all the same.
-        """
-        try:
-            self.loop.pause()
-        except EngineError:
-            self.give_back()
-            raise
-        self.give_back()
-        self.is_held = True
-
-    def release(self) -> None:
-        """Take back `hold`."""
-        self.is_held = False
-        self.take()
-        self.loop.resume()
-        if self.loop.has_ended:  # it died while it was held
-            self.give_back()
+        return _shared_models.setdefault(model, SharedModel(model))
