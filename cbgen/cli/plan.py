@@ -101,15 +101,15 @@ def show_plan(console: Console, summary: Mapping[str, Any]) -> None:
 
 def plan_sections(summary: Mapping[str, Any]) -> list[tuple[str, list[Entry]]]:
     """Return the parts of a plan: title and lines."""
-    sections = [
-        ("rows", _rows(summary)),
-        ("prompt tokens", _prompt_tokens(summary["prompt_tokens"])),
-        ("cache", _cache(summary)),
-        ("memory", _memory(summary)),
-        ("at once", _at_once(summary)),
-        ("if every answer reaches its limit", _estimate(summary["estimate"])),
-    ]
-    return [(title, entries) for title, entries in sections if entries]
+    parts = {
+        "rows": _rows(summary),
+        "prompt tokens": _prompt_tokens(summary["prompt_tokens"]),
+        "cache": _cache(summary),
+        "memory": _memory(summary["memory"]),
+        "at once": _at_once(summary),
+        "if every answer reaches its limit": _estimate(summary["estimate"]),
+    }
+    return [(title, entries) for title, entries in parts.items() if entries]
 
 
 def _rows(summary: Mapping[str, Any]) -> list[Entry]:
@@ -146,29 +146,24 @@ def _prompt_tokens(lengths: Mapping[str, Any] | None) -> list[Entry]:
 
 
 def _cache(summary: Mapping[str, Any]) -> list[Entry]:
-    cache, sharing = summary["cache"], summary["decisions"][_SHARING]
+    cache, host_blocks = summary["cache"], summary["host_pool"]["blocks"]
+    sharing, offload = (summary["decisions"][name] for name in (_SHARING, _OFFLOAD))
     tokens = f"{count(cache['tokens'], 'tokens')} in blocks of {cache['page_size']}"
-    entries = [
-        *map(_group, summary["groups"]),
-        Entry("cache blocks", count(cache["blocks"]), tokens),
-    ]
+    pool = []
     if cache["pool_blocks"] != cache["blocks"]:
         note = f"of {_page_size(cache['block_bytes'])}, shared by all layer groups"
-        entries.append(Entry("blocks of the pool", count(cache["pool_blocks"]), note))
-    entries.append(Entry("longest request", count(cache["longest_request"], "tokens")))
-    entries.append(
-        Entry("prefix sharing", "on" if sharing["value"] else "off", one_line(sharing["reason"]))
-    )
-    host = summary["host_pool"]
-    entries.append(
-        Entry(
-            "host pool",
-            count(host["blocks"], "blocks") if host["blocks"] else "off",
-            one_line(summary["decisions"][_OFFLOAD]["reason"]),
-        )
-    )
-    entries += [Entry("warning", "", one_line(text), "red") for text in summary["warnings"]]
-    return entries
+        pool = [Entry("blocks of the pool", count(cache["pool_blocks"]), note)]
+    sharing_words = "on" if sharing["value"] else "off"
+    host_words = count(host_blocks, "blocks") if host_blocks else "off"
+    return [
+        *(_group(kind) for kind in summary["groups"]),
+        Entry("cache blocks", count(cache["blocks"]), tokens),
+        *pool,
+        Entry("longest request", count(cache["longest_request"], "tokens")),
+        Entry("prefix sharing", sharing_words, one_line(sharing["reason"])),
+        Entry("host pool", host_words, one_line(offload["reason"])),
+        *(Entry("warning", "", one_line(text), "red") for text in summary["warnings"]),
+    ]
 
 
 def _group(kind: Mapping[str, Any]) -> Entry:
@@ -185,11 +180,9 @@ def _page_size(num_bytes: int) -> str:
     return f"{num_bytes / 1024:,.0f} KiB" if num_bytes < 2**20 else memory_size(num_bytes)
 
 
-def _memory(summary: Mapping[str, Any]) -> list[Entry]:
-    memory = summary["memory"]
-    free = memory["free_now"]
+def _memory(memory: Mapping[str, int]) -> list[Entry]:
     return [
-        Entry(name.replace("_", " "), memory_size(size), percent(size / free))
+        Entry(name.replace("_", " "), memory_size(size), percent(size / memory["free_now"]))
         for name, size in memory.items()
         if size or name not in ("block_tables", "host_pool")
     ]

@@ -96,14 +96,14 @@ class ProgressMeter:
         """Return the progress of now."""
         statistics, engine = self._statistics, self._statistics.engine
         tokens_in, tokens_out = self._rates(engine)
-        left = self._rows_left()
+        left, done = self._rows_left(), statistics.rows_done
         return Progress(
             phase=statistics.phase,
             elapsed=time.monotonic() - self._started,
-            rows_done=statistics.rows_done + statistics.rows_resumed,
+            rows_done=done + statistics.rows_resumed,
             rows_failed=statistics.total().rows_failed,
             rows_left=left,
-            seconds_left=self._seconds_left(left),
+            seconds_left=None if left is None or not done else left * statistics.run_seconds / done,
             tokens_in=tokens_in,
             tokens_out=tokens_out,
             engine=engine,
@@ -111,20 +111,14 @@ class ProgressMeter:
 
     def _rows_left(self) -> int | None:
         statistics = self._statistics
+        known = [bound for bound in (self._lines, self._limit) if bound is not None]
         if statistics.input_ended:
             total = statistics.rows_read
-        else:
-            known = [bound for bound in (self._lines, self._limit) if bound is not None]
-            if not known:
-                return None
+        elif known:
             total = max(min(known), statistics.rows_read)
-        return max(0, total - statistics.rows_done - statistics.rows_resumed)
-
-    def _seconds_left(self, left: int | None) -> float | None:
-        done = self._statistics.rows_done
-        if left is None or done == 0:
+        else:
             return None
-        return left * self._statistics.run_seconds / done
+        return max(0, total - statistics.rows_done - statistics.rows_resumed)
 
     def _rates(self, engine: StepStats) -> tuple[float, float]:
         """Return prompt and generated tokens per second over the last seconds."""
