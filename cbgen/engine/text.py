@@ -141,8 +141,9 @@ class StopChecker:
         """Return where in a text the first stop string may have begun, else its end."""
         for begin in range(max(0, len(text) - self._most_held), len(text)):
             rest = text[begin:]
-            if any(stop.startswith(rest) for stop in self._stop_strings):
-                return begin
+            for stop in self._stop_strings:
+                if stop.startswith(rest):
+                    return begin
         return len(text)
 
 

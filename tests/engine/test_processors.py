@@ -14,9 +14,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from cbgen.engine.sampling.history import RowTokens, TokenHistory
 from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.sampling.processors import LogitsProcessor, LogitsProcessors
+from cbgen.engine.sampling.processors import (
+    LogitsProcessor,
+    LogitsProcessors,
+    RowTokens,
+    TokenHistory,
+)
 from cbgen.engine.sampling.sampler import Sampler
 from cbgen.engine.sampling.scores import Logits
 from cbgen.engine.step import AdmittedRow, ScheduledRequest
@@ -100,7 +104,7 @@ def test_rows_are_penalized_as_by_transformers_each_by_its_own_number(dtype):
     for row, prompt, penalty in zip(persistent, prompts, penalties, strict=True):
         params = SamplingParams(repetition_penalty=penalty)
         assert processors.admit(AdmittedRow(row, prompt, params)) == (penalty != 1)
-    scores = processors.process(logits.clone(), torch.tensor(persistent))
+    scores = processors.process(logits.clone(), persistent)
     for place, (prompt, penalty) in enumerate(zip(prompts, penalties, strict=True)):
         transformers_own = RepetitionPenaltyLogitsProcessor(penalty)
         wanted = transformers_own(torch.tensor([prompt]), logits[place][None].float())[0]
@@ -111,7 +115,7 @@ def test_rows_are_penalized_as_by_transformers_each_by_its_own_number(dtype):
 def test_scores_stay_numbers_under_a_penalty_beyond_float32(penalty):
     processors = LogitsProcessors(1, 4, CPU)
     processors.admit(AdmittedRow(0, [1, 2], SamplingParams(repetition_penalty=penalty)))
-    scores = processors.process(torch.tensor([[1.0, 500.0, -500.0, 0.0]]), torch.tensor([0]))
+    scores = processors.process(torch.tensor([[1.0, 500.0, -500.0, 0.0]]), [0])
     assert scores.isfinite().all()
 
 
@@ -136,7 +140,7 @@ def test_a_processor_can_tell_the_answer_from_the_prompt():
     processors.admit(AdmittedRow(2, [1], asks, generated_tokens=[5, 5]))
     processors.append([2, 0, 1], torch.tensor([6, 7, 3]))
     processors.append([1], torch.tensor([4]))
-    scores = processors.process(torch.zeros(2, 8), torch.tensor([1, 2]))
+    scores = processors.process(torch.zeros(2, 8), [1, 2])
     assert scores.tolist() == [[0, 0, 0, -0.5, -0.5, 0, 0, 0], [0, 0, 0, 0, 0, -0.5, -0.5, 0]]
 
 
@@ -161,7 +165,7 @@ def known(history: TokenHistory, row: int) -> tuple[list[int], list[int]]:
 
 
 def test_histories_are_those_of_their_rows_whatever_comes_and_goes():
-    choose, history = random.Random(5), TokenHistory(100, CPU)
+    choose, history = random.Random(5), TokenHistory(12, 100, CPU)
     wanted: dict[int, tuple[list[int], list[int]]] = {}
     for _ in range(400):
         row = choose.randrange(12)
@@ -185,7 +189,7 @@ def test_histories_are_those_of_their_rows_whatever_comes_and_goes():
 
 
 def test_a_shorter_history_ends_in_repetitions_of_its_first_token():
-    history = TokenHistory(100, CPU)
+    history = TokenHistory(12, 100, CPU)
     history.admit(AdmittedRow(0, [7, 8], SamplingParams()))
     history.admit(AdmittedRow(1, list(range(50)), SamplingParams()))
     tokens = history.gather([0, 1]).token_ids
@@ -194,27 +198,27 @@ def test_a_shorter_history_ends_in_repetitions_of_its_first_token():
 
 
 def test_histories_take_memory_while_rows_have_one():
-    history = TokenHistory(100, CPU)
-    assert history.num_bytes == 0
+    history = TokenHistory(12, 100, CPU)
+    empty = history.num_bytes
     history.append([0, 1], torch.tensor([4, 5]))
     for row in (3, 4):
         history.admit(AdmittedRow(row, [1, 2, 3], SamplingParams()))
-    assert 0 < history.num_bytes < 1000
+    assert empty < history.num_bytes < 1000
     history.forget(3)
-    assert history.num_bytes > 0
+    assert history.num_bytes > empty
     history.forget(4)
-    assert history.num_bytes == 0
+    assert history.num_bytes == empty
 
 
 def test_a_row_taken_by_a_request_without_processors_loses_its_history():
     processors = LogitsProcessors(2, 10, CPU)
     processors.admit(AdmittedRow(1, [1, 2], SamplingParams(repetition_penalty=2.0)))
     processors.admit(AdmittedRow(1, [3], SamplingParams()))
-    scores = processors.process(torch.ones(1, 10), torch.tensor([1]))
+    scores = processors.process(torch.ones(1, 10), [1])
     assert scores.tolist() == [[1.0] * 10]
 
 
 def test_tokens_without_a_score_are_left_out():
-    history = TokenHistory(10, CPU)
+    history = TokenHistory(1, 10, CPU)
     history.admit(AdmittedRow(0, [11, 3, 12], SamplingParams(), generated_tokens=[4]))
     assert known(history, 0) == ([3], [4])

@@ -14,9 +14,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from cbgen.engine.sampling import logprobs, noise, sampler
-from cbgen.engine.sampling.logprobs import token_logprobs
-from cbgen.engine.sampling.sampler import SamplingRows, sample
+from cbgen.engine.sampling import noise, sampler, scores
+from cbgen.engine.sampling.sampler import SamplingRows
+from cbgen.engine.sampling.scores import token_logprobs
 
 
 def make_rows(*params: dict[str, float]) -> SamplingRows:
@@ -34,7 +34,14 @@ def make_rows(*params: dict[str, float]) -> SamplingRows:
         seed=column("seed", 0, torch.long),
         positions=column("position", 0, torch.long),
         has_processors=torch.zeros(len(params), dtype=torch.bool),
+        logprobs=torch.zeros(len(params), dtype=torch.long),
     )
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the token of each row, and whether its logits were numbers."""
+    drawn = sampler.sample(logits, rows)
+    return drawn.token_ids, drawn.answers >= 0
 
 
 def random_logits(num_rows: int, vocab: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
@@ -163,9 +170,9 @@ def test_draws_are_distributed_as_the_softmax(params, kept, seed):
     rows = rows.select(torch.zeros(num_draws, dtype=torch.long))
     rows.positions.copy_(torch.arange(num_draws))
     tokens, _ = sample(logits.expand(num_draws, 8), rows)
-    scores = logits.double() / params.get("temperature", 1.0)
-    scores[scores < scores.topk(kept).values[-1]] = float("-inf")
-    wanted = scores.softmax(-1) * num_draws
+    divided = logits.double() / params.get("temperature", 1.0)
+    divided[divided < divided.topk(kept).values[-1]] = float("-inf")
+    wanted = divided.softmax(-1) * num_draws
     counts = torch.bincount(tokens, minlength=8)
     possible = wanted > 0
     assert counts[~possible].sum() == 0
@@ -288,7 +295,7 @@ def test_log_probabilities_are_those_of_a_float64_softmax(spread):
 def test_log_probabilities_of_many_rows_are_computed_in_pieces(monkeypatch):
     logits, tokens = random_logits(30, 100), torch.arange(30)
     whole = token_logprobs(logits, tokens)
-    monkeypatch.setattr(logprobs, "SAMPLER_CHUNK", 250)
+    monkeypatch.setattr(scores, "SAMPLER_CHUNK", 250)
     assert torch.equal(token_logprobs(logits, tokens), whole)
 
 

@@ -11,16 +11,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from cbgen.engine.sampling.history import RowTokens, TokenHistory
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.step import AdmittedRow
 
 MAX_PENALTY = 1e25
 """Scores that were multiplied or divided by more would not be numbers in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTokens:
+    """The histories of k rows, side by side; L tokens is the longest one."""
+
+    token_ids: torch.Tensor
+    """[k, L] int64: prompt, then answer; a shorter history ends in repetitions of its first id."""
+    num_prompt: torch.Tensor
+    """[k] int64: how many of them are the prompt's."""
+    num_tokens: torch.Tensor
+    """[k] int64: how many of them are prompt and answer."""
+
+    def is_generated(self) -> torch.Tensor:
+        """Return which of `token_ids` are the answer's: [k, L] bool."""
+        places = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
+        return (places >= self.num_prompt[:, None]) & (places < self.num_tokens[:, None])
 
 
 class LogitsProcessor(ABC):
@@ -66,7 +83,7 @@ PROCESSORS: tuple[type[LogitsProcessor], ...] = (RepetitionPenalty,)
 
 
 class LogitsProcessors:
-    """Owns the processors, their numbers for each persistent row, and the rows' histories.
+    """Owns the processors, the numbers of the persistent rows that use them, and their histories.
 
     Args:
         num_rows: persistent rows.
@@ -82,27 +99,23 @@ class LogitsProcessors:
         device: torch.device,
         kinds: Sequence[type[LogitsProcessor]] = PROCESSORS,
     ) -> None:
-        self._processors = [
-            (kind(), torch.full((num_rows,), kind.off, dtype=torch.float32)) for kind in kinds
+        self._processors: list[tuple[LogitsProcessor, dict[int, float]]] = [
+            (kind(), {}) for kind in kinds
         ]
-        self._users: set[int] = set()  # rows with any number that is not off
-        self._history = TokenHistory(logits_size, device)
+        self._history = TokenHistory(num_rows, logits_size, device)
 
     def admit(self, item: AdmittedRow) -> bool:
         """Take the numbers of a newly admitted request; return whether it uses a processor."""
-        numbers = [processor.value(item.params) for processor, _ in self._processors]
-        is_user = any(
-            number != processor.off
-            for number, (processor, _) in zip(numbers, self._processors, strict=True)
-        )
-        if is_user or item.row in self._users:
-            for number, (_, values) in zip(numbers, self._processors, strict=True):
-                values[item.row] = number
+        is_user = False
+        for processor, numbers in self._processors:
+            numbers.pop(item.row, None)
+            number = processor.value(item.params)
+            if number != processor.off:
+                numbers[item.row] = number
+                is_user = True
         if is_user:
-            self._users.add(item.row)
             self._history.admit(item)
         else:
-            self._users.discard(item.row)
             self._history.forget(item.row)
         return is_user
 
@@ -110,27 +123,103 @@ class LogitsProcessors:
         """Take the newest tokens of persistent rows, on the device: token_ids [rows] int64."""
         self._history.append(rows, token_ids)
 
-    def process(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Return what the processors make of logits.
 
         Args:
             logits: [k, vocab] of any float dtype; may be changed.
-            rows: [k] int64 on the host: the persistent rows that they belong to.
+            rows: the k persistent rows that they belong to.
         """
         scores = logits
         for processor, numbers in self._processors:
-            values = numbers[rows]
-            users = torch.nonzero(values != processor.off).flatten()
-            if len(users) == 0:
+            places = [place for place, row in enumerate(rows) if row in numbers]
+            if not places:
                 continue
+            users = [rows[place] for place in places]
+            values = torch.tensor([numbers[row] for row in users], dtype=torch.float32)
+            values = values.to(logits.device, non_blocking=True)
+            tokens = self._history.gather(users)
             scores = scores.float()
-            tokens = self._history.gather(rows[users].tolist())
-            values = values[users].to(logits.device, non_blocking=True)
             if len(users) == len(rows):
                 processor.process(scores, values, tokens)
             else:
-                index = users.to(logits.device, non_blocking=True)
+                index = torch.tensor(places).to(logits.device, non_blocking=True)
                 part = scores[index]
                 processor.process(part, values, tokens)
                 scores[index] = part
         return scores
+
+
+class TokenHistory:
+    """Owns the tokens of the rows that have a history, prompt and answer.
+
+    The last token may be known on the device alone: it is appended there, and the host counts along
+    without waiting for it. Memory grows with the longest history, and is given back with the last.
+
+    Args:
+        num_rows: persistent rows.
+        logits_size: columns of the logits; tokens beyond have no score and are left out.
+        device: where tokens are drawn.
+    """
+
+    def __init__(self, num_rows: int, logits_size: int, device: torch.device) -> None:
+        self._logits_size = logits_size
+        self._num_prompt: dict[int, int] = {}  # of each row that has a history
+        self._num_tokens: dict[int, int] = {}
+        # [rows, tokens]; behind its end a row repeats its first token.
+        self._token_ids = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the histories take on the device."""
+        return self._token_ids.nbytes
+
+    def admit(self, item: AdmittedRow) -> None:
+        """Begin the history of a row anew, with the tokens that are known."""
+        known = [token for token in item.prompt_ids if token < self._logits_size]
+        self._num_prompt[item.row] = len(known)
+        known += [token for token in item.generated_tokens if token < self._logits_size]
+        self._num_tokens[item.row] = len(known)
+        self._widen(len(known))
+        self._token_ids[item.row] = known[0] if known else 0
+        self._token_ids[item.row, : len(known)] = self._to_device(known)[0]
+
+    def forget(self, row: int) -> None:
+        """Drop the history of a row; one without is left alone."""
+        if self._num_tokens.pop(row, None) is not None and not self._num_tokens:
+            self._token_ids = self._token_ids[:, :1].clone()
+
+    def append(self, rows: Sequence[int], token_ids: torch.Tensor) -> None:
+        """Append the newest token of each row that has a history: token_ids [rows] int64."""
+        if not self._num_tokens:
+            return
+        places = [place for place, row in enumerate(rows) if row in self._num_tokens]
+        if not places:
+            return
+        users = [rows[place] for place in places]
+        ends = [self._num_tokens[row] for row in users]
+        self._widen(max(ends) + 1)
+        index, user_index, end_index = self._to_device(places, users, ends)
+        self._token_ids[user_index, end_index] = token_ids[index]
+        for row in users:
+            self._num_tokens[row] += 1
+
+    def gather(self, rows: Sequence[int]) -> RowTokens:
+        """Return the histories of rows, all of which have one."""
+        num_tokens = [self._num_tokens[row] for row in rows]
+        index, prompts, tokens = self._to_device(
+            rows, [self._num_prompt[row] for row in rows], num_tokens
+        )
+        return RowTokens(self._token_ids[:, : max(num_tokens)][index], prompts, tokens)
+
+    def _widen(self, num_tokens: int) -> None:
+        """Make room for a history of so many tokens."""
+        old = self._token_ids
+        if num_tokens > old.shape[1]:
+            self._token_ids = old[:, :1].repeat(1, 2 * num_tokens)
+            self._token_ids[:, : old.shape[1]] = old
+
+    def _to_device(self, *lists: Sequence[int]) -> torch.Tensor:
+        """Return lists of one length as int64 on the device: [lists, length]."""
+        values = torch.tensor(lists, dtype=torch.long)
+        return values.to(self._token_ids.device, non_blocking=True)

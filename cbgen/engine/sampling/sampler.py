@@ -10,13 +10,11 @@ dropped before noise is drawn, which changes nothing: noise lies between MIN_NOI
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from cbgen.engine.sampling.logprobs import token_logprobs
 from cbgen.engine.sampling.noise import (
     MAX_NOISE,
     MIN_NOISE,
@@ -25,17 +23,18 @@ from cbgen.engine.sampling.noise import (
     row_keys,
 )
 from cbgen.engine.sampling.processors import LogitsProcessors
-from cbgen.engine.sampling.scores import Logits, Scores
+from cbgen.engine.sampling.scores import Logits, Scores, token_logprobs
 from cbgen.engine.sizing import SAMPLER_CHUNK
 from cbgen.engine.step import AdmittedRow, SampledTokens, ScheduledRequest
 
 _ALL_TOKENS = 2**31
 """More than any vocabulary has; a larger top_k may not fit into 64 bits."""
+_LOGPROBS = {None: 0, "raw": 1, "processed": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Parameters of the rows of one step, gathered on the host; each tensor is [rows]."""
+    """Parameters of all rows, or of those of one step, on the host; each tensor is [rows]."""
 
     rows: torch.Tensor
     """int64: the persistent rows."""
@@ -53,6 +52,8 @@ class SamplingRows:
     """int64: position in the sequence of the token that is drawn."""
     has_processors: torch.Tensor
     """bool: whether a logits processor changes the row's logits."""
+    logprobs: torch.Tensor
+    """int64: which log-probabilities are wanted, as `_LOGPROBS` numbers them."""
 
     def select(self, index: torch.Tensor) -> SamplingRows:
         """Return the rows at `index` [k] int64."""
@@ -67,19 +68,22 @@ class DrawnTokens:
     """[rows] int64; without meaning where the logits were not numbers."""
     answers: torch.Tensor
     """The same, with -1 where the logits were not numbers: all that the host must know of them."""
-    logprobs: tuple[tuple[list[int], torch.Tensor], ...] = ()
-    """Places among the rows that asked, and their values."""
+    logprobs: torch.Tensor | None = None
+    """[rows] float32; without meaning for rows that did not ask."""
+    asking: Sequence[int] = ()
+    """The rows that asked for log-probabilities."""
 
     def samples(self) -> tuple[SampledTokens, ...]:
         """Return what each row got."""
         logprobs: dict[int, tuple[float]] = {}
-        for places, values in self.logprobs:
-            logprobs.update((p, (v,)) for p, v in zip(places, values.tolist(), strict=True))
+        if self.asking and self.logprobs is not None:
+            values = self.logprobs.tolist()
+            logprobs = {row: (values[row],) for row in self.asking}
         return tuple(
-            SampledTokens((token_id,), logprobs.get(place, ()))
+            SampledTokens((token_id,), logprobs.get(row, ()))
             if token_id >= 0
             else SampledTokens((), (), is_finite=False)
-            for place, token_id in enumerate(self.answers.tolist())
+            for row, token_id in enumerate(self.answers.tolist())
         )
 
 
@@ -96,155 +100,106 @@ class Sampler:
     """
 
     def __init__(self, num_rows: int, logits_size: int, device: torch.device) -> None:
-        self._temperature = torch.zeros(num_rows, dtype=torch.float32)
-        self._top_k = torch.zeros(num_rows, dtype=torch.long)
-        self._top_p = torch.ones(num_rows, dtype=torch.float64)
-        self._min_p = torch.zeros(num_rows, dtype=torch.float64)
-        self._seed = torch.zeros(num_rows, dtype=torch.long)
-        self._logprobs: list[Literal["raw", "processed"] | None] = [None] * num_rows
-        self._has_processors = torch.zeros(num_rows, dtype=torch.bool)
+        self._rows = SamplingRows(
+            rows=torch.arange(num_rows),
+            temperature=torch.zeros(num_rows, dtype=torch.float32),
+            top_k=torch.zeros(num_rows, dtype=torch.long),
+            top_p=torch.ones(num_rows, dtype=torch.float64),
+            min_p=torch.zeros(num_rows, dtype=torch.float64),
+            seed=torch.zeros(num_rows, dtype=torch.long),
+            positions=torch.zeros(num_rows, dtype=torch.long),
+            has_processors=torch.zeros(num_rows, dtype=torch.bool),
+            logprobs=torch.zeros(num_rows, dtype=torch.long),
+        )
         self._needs_logits = [False] * num_rows
         self._processors = LogitsProcessors(num_rows, logits_size, device)
 
     def admit(self, admitted: Sequence[AdmittedRow]) -> None:
         """Take the parameters of newly admitted requests."""
+        rows = self._rows
         for item in admitted:
             row, params = item.row, item.params
-            self._temperature[row] = params.temperature
-            self._top_k[row] = min(params.top_k, _ALL_TOKENS)
-            self._top_p[row] = params.top_p
-            self._min_p[row] = params.min_p
-            self._seed[row] = params.seed
-            self._logprobs[row] = params.logprobs
+            rows.temperature[row] = params.temperature
+            rows.top_k[row] = min(params.top_k, _ALL_TOKENS)
+            rows.top_p[row] = params.top_p
+            rows.min_p[row] = params.min_p
+            rows.seed[row] = params.seed
+            rows.logprobs[row] = _LOGPROBS[params.logprobs]
             has_processors = self._processors.admit(item)
-            self._has_processors[row] = has_processors
+            rows.has_processors[row] = has_processors
             self._needs_logits[row] = (
                 params.temperature > 0 or params.logprobs is not None or has_processors
             )
 
     def draw(self, scores: Scores, sampled: Sequence[ScheduledRequest]) -> DrawnTokens:
         """Draw a token for each request that samples, without waiting for the device."""
-        logprobs: tuple[tuple[list[int], torch.Tensor], ...] = ()
-        if any(self._needs_logits[item.row] for item in sampled):
-            logits, rows = scores.logits(), self._gather(sampled)
-            token_ids, is_finite = sample(logits, rows, self._processors)
-            logprobs = self._token_logprobs(logits, rows, token_ids, sampled)
-            self._processors.append([item.row for item in sampled], token_ids)
-        else:
+        rows = [item.row for item in sampled]
+        if not any(self._needs_logits[row] for row in rows):
             best, token_ids = scores.best()
-            is_finite = best.isfinite()
-        return DrawnTokens(token_ids, torch.where(is_finite, token_ids, -1), logprobs)
-
-    def _gather(self, sampled: Sequence[ScheduledRequest]) -> SamplingRows:
-        """Return the parameters of the requests that sample in this step, in their order."""
-        rows = torch.tensor([item.row for item in sampled])
-        return SamplingRows(
-            rows=rows,
-            temperature=self._temperature[rows],
-            top_k=self._top_k[rows],
-            top_p=self._top_p[rows],
-            min_p=self._min_p[rows],
-            seed=self._seed[rows],
-            positions=torch.tensor([item.start + item.num_tokens for item in sampled]),
-            has_processors=self._has_processors[rows],
-        )
-
-    def _token_logprobs(
-        self,
-        logits: torch.Tensor,
-        rows: SamplingRows,
-        token_ids: torch.Tensor,
-        sampled: Sequence[ScheduledRequest],
-    ) -> tuple[tuple[list[int], torch.Tensor], ...]:
-        """Return the places of the requests that asked for log-probabilities, and these."""
-        found = []
-        modes = [self._logprobs[item.row] for item in sampled]
-        for mode in ("raw", "processed"):
-            places = [place for place, wanted in enumerate(modes) if wanted == mode]
-            if not places:
-                continue
-            host_index = torch.tensor(places)
-            index = _to(logits.device, host_index)
-            chosen = token_ids[index]
-            if mode == "raw":
-                values = token_logprobs(logits[index], chosen)
-            else:
-                values = processed_logprobs(
-                    logits[index], chosen, rows.select(host_index), self._processors
-                )
-            found.append((places, values))
-        return tuple(found)
+            return DrawnTokens(token_ids, _answers(best, token_ids))
+        positions = torch.tensor([item.start + item.num_tokens for item in sampled])
+        step_rows = replace(self._rows.select(torch.tensor(rows)), positions=positions)
+        drawn = sample(scores.logits(), step_rows, self._processors)
+        self._processors.append(rows, drawn.token_ids)
+        return drawn
 
 
 def sample(
     logits: torch.Tensor, rows: SamplingRows, processors: LogitsProcessors | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token a row.
+) -> DrawnTokens:
+    """Draw one token a row, and take the log-probabilities that are asked for.
 
     Args:
         logits: [rows, vocab], any float dtype; not changed.
-        rows: parameters, on the host.
+        rows: parameters of each row.
         processors: change the logits of the rows that have some.
-
-    Returns:
-        The token of each row, [rows] int64, and whether the row's best logit was a finite number,
-        [rows] bool; where it was not, the token means nothing. Both on the device of the logits.
     """
     best, token_ids = Logits(logits).best()
+    asks = rows.logprobs > 0
+    asking_rows = torch.nonzero(asks).flatten().tolist()
+    logprobs = torch.zeros(len(logits) if asking_rows else 0, device=logits.device)
     is_noisy = rows.temperature > 0
-    for places, scores in _chunks(logits, rows, is_noisy, processors):
-        index = _to(logits.device, places)
-        token_ids[index] = _sample_noisy(scores, rows.select(places))
-    for places, scores in _chunks(logits, rows, rows.has_processors & ~is_noisy, processors):
-        token_ids[_to(logits.device, places)] = Logits(scores).best()[1]
-    return token_ids, best.isfinite()
+    is_processed = rows.has_processors & ~is_noisy
+    for wanted in (is_noisy, is_processed):
+        for places in _chunks(wanted, logits.shape[-1]):
+            index, some = _to(logits.device, places), rows.select(places)
+            scores = logits[index]
+            if processors is not None and bool(some.has_processors.any()):
+                scores = processors.process(scores, some.rows.tolist())
+            if wanted is is_noisy:
+                scores, threshold = _filtered(scores, some)
+                token_ids[index] = _best_with_noise(scores, threshold, some)
+            else:
+                threshold = torch.full((len(some.rows),), float("-inf"), device=logits.device)
+                token_ids[index] = Logits(scores).best()[1]
+            asking = torch.nonzero(some.logprobs == _LOGPROBS["processed"]).flatten()
+            if len(asking):
+                index, own = _to(logits.device, places[asking]), _to(logits.device, asking)
+                scores = scores[own]
+                scores = scores.masked_fill(scores < threshold[own][:, None], float("-inf"))
+                logprobs[index] = token_logprobs(scores, token_ids[index])
+    is_raw = asks & ((rows.logprobs == _LOGPROBS["raw"]) | ~(is_noisy | is_processed))
+    if bool(is_raw.any()):
+        index = _to(logits.device, torch.nonzero(is_raw).flatten())
+        logprobs[index] = token_logprobs(logits[index], token_ids[index])
+    return DrawnTokens(token_ids, _answers(best, token_ids), logprobs, asking_rows)
 
 
-def processed_logprobs(
-    logits: torch.Tensor,
-    token_ids: torch.Tensor,
-    rows: SamplingRows,
-    processors: LogitsProcessors | None = None,
-) -> torch.Tensor:
-    """Return log-probabilities under what processors, temperature and filters made of the logits.
-
-    A greedy row has neither temperature nor filters. Arguments as of `sample`, and the tokens;
-    float32 [rows].
-    """
-    values = token_logprobs(logits, token_ids)
-    is_noisy = rows.temperature > 0
-    for places, scores in _chunks(logits, rows, is_noisy, processors):
-        index = _to(logits.device, places)
-        scores, threshold = _filtered(scores, rows.select(places))
-        scores = scores.masked_fill(scores < threshold[:, None], float("-inf"))
-        values[index] = token_logprobs(scores, token_ids[index])
-    for places, scores in _chunks(logits, rows, rows.has_processors & ~is_noisy, processors):
-        index = _to(logits.device, places)
-        values[index] = token_logprobs(scores, token_ids[index])
-    return values
+def _answers(best: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    return torch.where(best.isfinite(), token_ids, -1)
 
 
-def _chunks(
-    logits: torch.Tensor,
-    rows: SamplingRows,
-    wanted: torch.Tensor,
-    processors: LogitsProcessors | None,
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the places of wanted rows, some at a time, and what processors make of their logits."""
+def _chunks(wanted: torch.Tensor, vocab: int) -> Sequence[torch.Tensor]:
+    """Return the places of wanted rows, as many at a time as are worked on together."""
     places = torch.nonzero(wanted).flatten()
-    if len(places) == 0:
-        return
-    for chunk in torch.split(places, max(1, SAMPLER_CHUNK // logits.shape[-1])):
-        scores = logits[_to(logits.device, chunk)]
-        if processors is not None and bool(rows.has_processors[chunk].any()):
-            scores = processors.process(scores, rows.rows[chunk])
-        yield chunk, scores
+    return torch.split(places, max(1, SAMPLER_CHUNK // vocab)) if len(places) else ()
 
 
-def _sample_noisy(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    scores, threshold = _filtered(logits, rows)
+def _best_with_noise(
+    scores: torch.Tensor, threshold: torch.Tensor, rows: SamplingRows
+) -> torch.Tensor:
     threshold = torch.maximum(threshold, scores.amax(dim=-1) - (MAX_NOISE - MIN_NOISE))
-    device = logits.device
+    device = scores.device
     keys = row_keys(_to(device, rows.seed), _to(device, rows.positions))
     add_noise = add_noise_to_few if device.type == "cpu" else add_noise_to_all
     return add_noise(scores, threshold, keys).argmax(dim=-1)

@@ -1,4 +1,4 @@
-"""What a forward pass gives: logits, computed as far as they are asked for."""
+"""What a forward pass gives: logits, computed as far as they are asked for, and probabilities."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from cbgen.engine.cpu.native import kernels
+from cbgen.engine.sizing import SAMPLER_CHUNK
 
 
 class Scores(Protocol):
@@ -45,3 +46,21 @@ class Logits:
             return best, token_ids
         token_ids = library.largest(logits.float().contiguous())
         return logits.gather(1, token_ids[:, None])[:, 0], token_ids
+
+
+def token_logprobs(scores: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability of one token a row: float32 [rows].
+
+    Args:
+        scores: [rows, vocab], any float dtype: raw logits, or scores with -inf for what was
+            filtered out.
+        token_ids: [rows] int64.
+    """
+    chunk_rows = max(1, SAMPLER_CHUNK // scores.shape[-1])
+    parts = [
+        some_scores.float().log_softmax(dim=-1).gather(1, some_ids[:, None])[:, 0]
+        for some_scores, some_ids in zip(
+            torch.split(scores, chunk_rows), torch.split(token_ids, chunk_rows), strict=True
+        )
+    ]
+    return torch.cat(parts)
