@@ -90,7 +90,10 @@ def table_lines(summary: Mapping[str, Any]) -> list[str]:
     if bound is None:
         rows.append(("roofline", "-", "not computed for mixtures of experts"))
     else:
-        note = f"{percent(bound / total)} of the run's time; {_machine(machine)}"
+        note = (
+            f"{percent(bound / total)} of the run's time; {machine['gflop_per_s']:,.0f} GFLOP/s, "
+            f"{machine['gb_per_s']:,.1f} GB/s with {count(machine['threads'], 'threads')}"
+        )
         rows.append(("roofline", _seconds(bound), note))
     rows += [
         ("prompt tokens", count(summary["prompt_tokens"]), _saved(parts)),
@@ -116,10 +119,3 @@ def _saved(parts: Mapping[str, Any]) -> str:
         recomputed = count(parts["recomputed_tokens"], "tokens")
         note += f"; {count(parts['preemptions'], 'preemptions')}, {recomputed} run again"
     return note
-
-
-def _machine(machine: Mapping[str, Any]) -> str:
-    return (
-        f"{machine['gflop_per_s']:,.0f} GFLOP/s, {machine['gb_per_s']:,.1f} GB/s with "
-        f"{count(machine['threads'], 'threads')}"
-    )

@@ -91,18 +91,7 @@ def _run_with_reports(
     stopper: Stopper,
     report_paths: Mapping[str, str | None],
 ) -> ExitCode:
-    """Run the job, and complete the files about it however it ends.
-
-    Args:
-        console: shows how the job goes.
-        recipe: the checked recipe.
-        options: files and limits.
-        stopper: may ask the job to end.
-        report_paths: --stats, --metrics and --trace; None if a file is not wanted.
-
-    Raises:
-        UsageError: a file about the run cannot be written, or its path is taken.
-    """
+    """Run the job, and complete the files about it (by option) however it ends."""
     _refuse_taken_paths(options, report_paths)
     statistics = JobStatistics()
     report_writer = ReportWriter(

@@ -20,18 +20,16 @@ from cbgen.values import Plain, convert, show
 
 
 class FieldError(UsageError):
-    """One field of a generation config is wrong.
+    """One field of a generation config is wrong; the text has its name and value.
 
     Attributes:
         field: its name.
-        message: what is wrong; begins with the name and holds the value.
         code: the kind of error in a word for scripts, as OpenAI's API has them.
     """
 
     def __init__(self, field: str, message: str, *, code: str = "invalid_value") -> None:
         super().__init__(message)
         self.field = field
-        self.message = message
         self.code = code
 
 

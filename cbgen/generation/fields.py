@@ -8,11 +8,12 @@ compares the table with the installed library.
 
 from __future__ import annotations
 
+import operator
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal
 
 from cbgen.engine.sampling.params import MAX_SEED, RANGES
@@ -77,8 +78,16 @@ class Field:
 
 honoured = partial(Field, Support.HONOURED)
 no_effect = partial(Field, Support.NO_EFFECT)
-neutral = partial(Field, Support.NEUTRAL)
 refused = partial(Field, Support.REFUSED)
+
+
+def neutral(name: str, *values: Plain, doc: str = "", body: str | tuple[Alias, ...] = ()) -> Field:
+    """Return a field that is accepted with one of these values alone; its type is theirs."""
+    of_any: dict[type, Any] = {list: list[Any], dict: dict[str, Any]}
+    kinds = (of_any.get(type(value), type(value)) for value in values)
+    kind = reduce(operator.or_, kinds)
+    return Field(Support.NEUTRAL, name, doc, kind, neutral=values, body=body)
+
 
 TokenIds = int | list[int]
 Tokens = list[int]
@@ -102,9 +111,9 @@ _LIBRARY_FIELDS = (
         int,
         range=Range(at_least=1),
     ),
-    neutral("min_length", "Fewest tokens of prompt and answer.", int, neutral=(0,)),
-    neutral("min_new_tokens", "Fewest tokens to generate.", int, neutral=(0,), body="min_tokens"),
-    neutral("early_stopping", "End of a beam search.", bool | Literal["never"], neutral=(False,)),
+    neutral("min_length", 0, doc="Fewest tokens of prompt and answer."),
+    neutral("min_new_tokens", 0, doc="Fewest tokens to generate.", body="min_tokens"),
+    neutral("early_stopping", False, doc="End of a beam search."),
     refused("max_time", "Seconds that one answer may take."),
     honoured(
         "stop_strings",
@@ -118,12 +127,12 @@ _LIBRARY_FIELDS = (
         "Sample, or take the best token; unset = sample if a temperature is given.",
         bool,
     ),
-    neutral("num_beams", "Beam search.", int, neutral=(1,)),
-    neutral("use_mtp", "Multi-token prediction.", bool, neutral=(False,)),
+    neutral("num_beams", 1, doc="Beam search."),
+    neutral("use_mtp", False, doc="Multi-token prediction."),
     # Cache
-    neutral("use_cache", "Reuse keys and values.", bool, neutral=(True,)),
-    neutral("cache_implementation", "Class of the cache.", str, neutral=_SAME_TOKENS_CACHES),
-    neutral("cache_config", "Settings of the cache class.", dict[str, Any], neutral=({},)),
+    neutral("use_cache", True, doc="Reuse keys and values."),
+    neutral("cache_implementation", *_SAME_TOKENS_CACHES, doc="Class of the cache."),
+    neutral("cache_config", {}, doc="Settings of the cache class."),
     no_effect("max_cache_len", "Length of a static cache.", int),
     # Logits
     honoured(
@@ -161,9 +170,9 @@ _LIBRARY_FIELDS = (
         body="min_p",
     ),
     refused("top_h", "Sampling bounded by entropy."),
-    neutral("typical_p", "Locally typical sampling.", float, neutral=(1.0,)),
-    neutral("epsilon_cutoff", "Epsilon sampling.", float, neutral=(0.0,)),
-    neutral("eta_cutoff", "Eta sampling.", float, neutral=(0.0,)),
+    neutral("typical_p", 1.0, doc="Locally typical sampling."),
+    neutral("epsilon_cutoff", 0.0, doc="Epsilon sampling."),
+    neutral("eta_cutoff", 0.0, doc="Eta sampling."),
     honoured(
         "repetition_penalty",
         "Above 1: tokens of prompt and answer become less probable; 1.0 = off.",
@@ -171,37 +180,20 @@ _LIBRARY_FIELDS = (
         range=RANGES["repetition_penalty"],
         body="repetition_penalty",
     ),
-    neutral(
-        "encoder_repetition_penalty",
-        "Penalty on tokens outside of the prompt.",
-        float,
-        neutral=(1.0,),
-    ),
-    neutral(
-        "length_penalty",
-        "Length penalty of a beam search.",
-        float,
-        neutral=(1.0,),
-        body="length_penalty",
-    ),
-    neutral(
-        "no_repeat_ngram_size", "Length of token runs that may come once only.", int, neutral=(0,)
-    ),
-    neutral("bad_words_ids", "Token runs that are not allowed.", list[list[int]], neutral=([],)),
-    neutral("renormalize_logits", "Normalize the logits after processing.", bool, neutral=(False,)),
+    neutral("encoder_repetition_penalty", 1.0, doc="Penalty on tokens outside of the prompt."),
+    neutral("length_penalty", 1.0, doc="Length penalty of a beam search.", body="length_penalty"),
+    neutral("no_repeat_ngram_size", 0, doc="Length of token runs that may come once only."),
+    neutral("bad_words_ids", [], doc="Token runs that are not allowed."),
+    neutral("renormalize_logits", False, doc="Normalize the logits after processing."),
     refused("forced_bos_token_id", "First token of every answer."),
     refused("forced_eos_token_id", "Last token of an answer that reaches max_length."),
-    neutral(
-        "remove_invalid_values", "Replace NaN and infinity in the logits.", bool, neutral=(False,)
-    ),
+    neutral("remove_invalid_values", False, doc="Replace NaN and infinity in the logits."),
     refused("exponential_decay_length_penalty", "Growing push towards the end."),
-    neutral("suppress_tokens", "Tokens that are not allowed.", Tokens, neutral=([],)),
-    neutral(
-        "begin_suppress_tokens", "Tokens that are not allowed at the start.", Tokens, neutral=([],)
-    ),
-    neutral("sequence_bias", "Bias on token runs.", list[Any] | dict[str, Any], neutral=([], {})),
-    neutral("token_healing", "Replace the tail of the prompt.", bool, neutral=(False,)),
-    neutral("guidance_scale", "Classifier-free guidance.", float, neutral=(1.0,)),
+    neutral("suppress_tokens", [], doc="Tokens that are not allowed."),
+    neutral("begin_suppress_tokens", [], doc="Tokens that are not allowed at the start."),
+    neutral("sequence_bias", [], {}, doc="Bias on token runs."),
+    neutral("token_healing", False, doc="Replace the tail of the prompt."),
+    neutral("guidance_scale", 1.0, doc="Classifier-free guidance."),
     refused("watermarking_config", "Watermark in the answer."),
     # Output of generate()
     honoured(
@@ -211,13 +203,11 @@ _LIBRARY_FIELDS = (
         range=Range(at_least=1, at_most=128),
         body="n",
     ),
-    neutral("output_attentions", "Return attention weights.", bool, neutral=(False,)),
-    neutral("output_hidden_states", "Return hidden states.", bool, neutral=(False,)),
-    neutral("output_scores", "Return processed logits.", bool, neutral=(False,)),
-    neutral("output_logits", "Return logits.", bool, neutral=(False,)),
-    neutral(
-        "return_dict_in_generate", "Python type that generate() returns.", bool, neutral=(False,)
-    ),
+    neutral("output_attentions", False, doc="Return attention weights."),
+    neutral("output_hidden_states", False, doc="Return hidden states."),
+    neutral("output_scores", False, doc="Return processed logits."),
+    neutral("output_logits", False, doc="Return logits."),
+    neutral("return_dict_in_generate", False, doc="Python type that generate() returns."),
     # Special tokens
     no_effect("pad_token_id", "Padding token; nothing is padded.", TokenIds),
     no_effect("bos_token_id", "First token of a prompt; the tokenizer decides.", TokenIds),
@@ -229,43 +219,33 @@ _LIBRARY_FIELDS = (
     ),
     # Encoder-decoder models
     neutral(
-        "encoder_no_repeat_ngram_size",
-        "Length of prompt runs that may not come again.",
-        int,
-        neutral=(0,),
+        "encoder_no_repeat_ngram_size", 0, doc="Length of prompt runs that may not come again."
     ),
     no_effect("decoder_start_token_id", "First token of a decoder beside an encoder.", TokenIds),
     # Assisted generation
-    neutral("is_assistant", "Be the assistant of another model.", bool, neutral=(False,)),
-    neutral("num_assistant_tokens", "Tokens that an assistant drafts.", int, neutral=(20, 5)),
-    neutral(
-        "num_assistant_tokens_schedule",
-        "Change of num_assistant_tokens.",
-        str,
-        neutral=("constant",),
-    ),
-    neutral(
-        "assistant_confidence_threshold", "Confidence that a draft needs.", float, neutral=(0.4,)
-    ),
+    neutral("is_assistant", False, doc="Be the assistant of another model."),
+    neutral("num_assistant_tokens", 20, 5, doc="Tokens that an assistant drafts."),
+    neutral("num_assistant_tokens_schedule", "constant", doc="Change of num_assistant_tokens."),
+    neutral("assistant_confidence_threshold", 0.4, doc="Confidence that a draft needs."),
     refused("prompt_lookup_num_tokens", "Tokens drafted from the prompt."),
     refused("max_matching_ngram_size", "Longest run looked up in the prompt."),
     refused("assistant_early_exit", "Layer that drafts."),
-    neutral("assistant_lookbehind", "Tokens matched between tokenizers.", int, neutral=(10,)),
-    neutral("target_lookbehind", "Tokens matched between tokenizers.", int, neutral=(10,)),
+    neutral("assistant_lookbehind", 10, doc="Tokens matched between tokenizers."),
+    neutral("target_lookbehind", 10, doc="Tokens matched between tokenizers."),
     refused("assistant_ensemble_weight", "Weight of the assistant's distribution."),
     refused("speculation_type", "Kind of speculative decoding."),
     # Performance
     refused("compile_config", "torch.compile settings."),
-    neutral("disable_compile", "Keep torch.compile off.", bool, neutral=(True, False)),
+    neutral("disable_compile", True, False, doc="Keep torch.compile off."),
     refused("continuous_batching_config", "Give it as a section of its own."),
     # Kept by the library for old files
-    neutral("low_memory", "Contrastive search in steps.", bool, neutral=(False,)),
-    neutral("penalty_alpha", "Contrastive search.", float, neutral=(0.0,)),
+    neutral("low_memory", False, doc="Contrastive search in steps."),
+    neutral("penalty_alpha", 0.0, doc="Contrastive search."),
     refused("dola_layers", "Decoding by contrasting layers."),
-    neutral("diversity_penalty", "Group beam search.", float, neutral=(0.0,)),
-    neutral("num_beam_groups", "Group beam search.", int, neutral=(1,)),
-    neutral("constraints", "Constrained beam search.", list[Any], neutral=([],)),
-    neutral("force_words_ids", "Words that must come.", list[Any], neutral=([],)),
+    neutral("diversity_penalty", 0.0, doc="Group beam search."),
+    neutral("num_beam_groups", 1, doc="Group beam search."),
+    neutral("constraints", [], doc="Constrained beam search."),
+    neutral("force_words_ids", [], doc="Words that must come."),
     refused("prefill_chunk_size", "See max_batch_tokens in continuous_batching_config."),
     no_effect("transformers_version", "Version that wrote the file.", str),
 )
@@ -300,28 +280,23 @@ _OWN_FIELDS = (
     ),
     neutral(
         "include_stop_str",
-        "Keep the stop string in the text.",
-        bool,
-        neutral=(False,),
+        False,
+        doc="Keep the stop string in the text.",
         body="include_stop_str_in_output",
     ),
     neutral(
         "presence_penalty",
-        "Penalty on tokens that were generated.",
-        float,
-        neutral=(0.0,),
+        0.0,
+        doc="Penalty on tokens that were generated.",
         body="presence_penalty",
     ),
     neutral(
         "frequency_penalty",
-        "Penalty by how often tokens were generated.",
-        float,
-        neutral=(0.0,),
+        0.0,
+        doc="Penalty by how often tokens were generated.",
         body="frequency_penalty",
     ),
-    neutral(
-        "logit_bias", "Bias on single tokens.", dict[str, Any], neutral=({},), body="logit_bias"
-    ),
+    neutral("logit_bias", {}, doc="Bias on single tokens.", body="logit_bias"),
     refused("json_schema", "Constrained decoding: JSON of this schema."),
     refused("regex", "Constrained decoding: a regular expression."),
     refused("grammar", "Constrained decoding: a grammar."),

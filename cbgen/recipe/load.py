@@ -139,7 +139,7 @@ def _generation(tree: Tree) -> dict[str, Any]:
         return check_generation_fields(section)
     except FieldError as error:
         place = tree.place((GENERATION_SECTION, error.field))
-        raise place.error(f"{GENERATION_SECTION}.{error.message}") from error
+        raise place.error(f"{GENERATION_SECTION}.{error}") from error
 
 
 def _check_run_seed(tree: Tree, recipe: Recipe) -> None:
@@ -149,7 +149,7 @@ def _check_run_seed(tree: Tree, recipe: Recipe) -> None:
         run_seed(given, recipe.continuous_batching_config.seed, place)
     except FieldError as error:
         seed = tree.place((GENERATION_SECTION, "seed"))
-        raise seed.error(f"{GENERATION_SECTION}.{error.message}") from error
+        raise seed.error(f"{GENERATION_SECTION}.{error}") from error
 
 
 def _known_names(section: str) -> tuple[str, ...]:

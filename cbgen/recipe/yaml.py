@@ -225,7 +225,11 @@ class _Builder:
             if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
                 return [self.build(item) for item in node.value]
             if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
-                return self._scalar(node)
+                try:
+                    return _SCALARS[node.tag](node.value)
+                except ValueError as error:
+                    message = f"{show(node.value)} is not a value of the tag {_tag(node)}"
+                    raise self._error(node, message) from error
         raise self._error(node, f"a recipe cannot hold the tag {_tag(node)}")
 
     def pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
@@ -252,13 +256,6 @@ class _Builder:
                 for key, pair in self.pairs(source).items():
                     pairs.setdefault(key, pair)
         return pairs
-
-    def _scalar(self, node: yaml.ScalarNode) -> Plain:
-        try:
-            return _SCALARS[node.tag](node.value)
-        except ValueError as error:
-            message = f"{show(node.value)} is not a value of the tag {_tag(node)}"
-            raise self._error(node, message) from error
 
     @contextmanager
     def _entered(self, node: yaml.Node) -> Iterator[None]:

@@ -112,7 +112,7 @@ def test_an_integer_becomes_a_float_where_one_is_wanted():
 )
 def test_a_refusal_names_field_and_value(values, message):
     error = refusal(**values)
-    assert error.message == message
+    assert str(error) == message
     assert error.field in values
 
 

@@ -61,24 +61,24 @@ _COMMON = (
     honoured("return_token_ids", type=bool),
     honoured("return_tokens_as_token_ids", type=bool),
     honoured("request_id", type=str),
-    neutral("stream", type=bool, neutral=(False,)),
-    neutral("stream_options", type=dict[str, Any], neutral=({},)),
-    neutral("use_beam_search", type=bool, neutral=(False,)),
-    neutral("watermarking", type=bool, neutral=(False,)),
-    neutral("spaces_between_special_tokens", type=bool, neutral=(True,)),
+    neutral("stream", False),
+    neutral("stream_options", {}),
+    neutral("use_beam_search", False),
+    neutral("watermarking", False),
+    neutral("spaces_between_special_tokens", True),
     refused("prompt_logprobs"),
     refused("logprob_token_ids"),
     refused("allowed_token_ids"),
-    neutral("bad_words", type=list[Any], neutral=([],)),
-    neutral("response_format", type=dict[str, Any], neutral=({"type": "text"},)),
+    neutral("bad_words", []),
+    neutral("response_format", {"type": "text"}),
     refused("structured_outputs"),
-    neutral("thinking_token_budget", type=int, neutral=(-1,)),
+    neutral("thinking_token_budget", -1),
     refused("repetition_detection"),
-    neutral("priority", type=int, neutral=(0,)),
-    neutral("routed_experts_prompt_start", type=int, neutral=(0,)),
-    neutral("kv_transfer_params", type=dict[str, Any], neutral=({},)),
-    neutral("ec_transfer_params", type=dict[str, Any], neutral=({},)),
-    neutral("vllm_xargs", type=dict[str, Any], neutral=({},)),
+    neutral("priority", 0),
+    neutral("routed_experts_prompt_start", 0),
+    neutral("kv_transfer_params", {}),
+    neutral("ec_transfer_params", {}),
+    neutral("vllm_xargs", {}),
     no_effect("user"),
     no_effect("metadata"),
     no_effect("safety_identifier"),
@@ -97,12 +97,12 @@ _COMMON = (
 _CHAT = (
     honoured("messages"),
     honoured("logprobs", type=bool),
-    neutral("top_logprobs", type=int, neutral=(0,)),
+    neutral("top_logprobs", 0),
     honoured("tools"),
-    neutral("tool_choice", neutral=("none", "auto")),
-    neutral("parallel_tool_calls", type=bool, neutral=(True,)),
-    neutral("functions", type=list[Any], neutral=([],)),
-    neutral("function_call", neutral=("none",)),
+    neutral("tool_choice", "none", "auto"),
+    neutral("parallel_tool_calls", True),
+    neutral("functions", []),
+    neutral("function_call", "none"),
     honoured("add_generation_prompt", type=bool),
     honoured("continue_final_message", type=bool),
     # A template is a program without a bound on its time: one line's could stall all others.
@@ -112,26 +112,26 @@ _CHAT = (
     honoured(
         "reasoning_effort", type=Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
     ),
-    neutral("include_reasoning", type=bool, neutral=(True,)),
-    neutral("return_prompt_text", type=bool, neutral=(False,)),
-    neutral("echo", type=bool, neutral=(False,)),
-    neutral("modalities", type=list[Any], neutral=(["text"],)),
-    neutral("verbosity", type=str, neutral=("medium",)),
+    neutral("include_reasoning", True),
+    neutral("return_prompt_text", False),
+    neutral("echo", False),
+    neutral("modalities", ["text"]),
+    neutral("verbosity", "medium"),
     refused("audio"),
     refused("moderation"),
     refused("prediction"),
     refused("web_search_options"),
-    neutral("media_io_kwargs", type=dict[str, Any], neutral=({},)),
-    neutral("mm_processor_kwargs", type=dict[str, Any], neutral=({},)),
+    neutral("media_io_kwargs", {}),
+    neutral("mm_processor_kwargs", {}),
 )
 
 _COMPLETIONS = (
     honoured("prompt"),
     # 0 asks for the log-probabilities of the generated tokens, which requests.py honours.
-    neutral("logprobs", type=int, neutral=(0,)),
+    neutral("logprobs", 0),
     honoured("echo", type=bool),
-    neutral("best_of", type=int, neutral=(1,)),
-    neutral("suffix", type=str, neutral=("",)),
+    neutral("best_of", 1),
+    neutral("suffix", ""),
     refused("prompt_embeds"),
 )
 
@@ -203,7 +203,7 @@ def _checked(rule: Field, value: Json) -> Json:
     try:
         return check_field(rule, value)
     except FieldError as error:
-        code, message = error.code, error.message
+        code, message = error.code, str(error)
         if code == "invalid_type":
             words = _JSON_WORDS.get(rule.type)
             code = "invalid_value" if words is None else code  # one of several choices
