@@ -20,7 +20,7 @@ from cbgen.engine.config import (
     WorkloadHints,
 )
 from cbgen.engine.model.probe import end_of_sequence_ids
-from cbgen.errors import RowError, UsageError
+from cbgen.errors import UsageError
 from cbgen.generation.check import FieldError, check_generation_fields
 from cbgen.generation.fields import GENERATION_FIELDS, nearest_field
 from cbgen.generation.resolve import GenerationSettings, LogprobsMode
@@ -147,12 +147,13 @@ def _hints(given: object | None) -> WorkloadHints:
     if given is None:
         return WorkloadHints()
     try:
-        values = {item.name: int(getattr(given, item.name)) for item in fields(WorkloadHints)}
+        return WorkloadHints(
+            **{item.name: int(getattr(given, item.name)) for item in fields(WorkloadHints)}
+        )
     except (AttributeError, TypeError) as error:
         raise UsageError(
             f"workload_hints must be a WorkloadHints, got {show_argument(given)}: {error}"
         ) from error
-    return WorkloadHints(**values)
 
 
 def generation_settings(
@@ -177,17 +178,14 @@ def generation_settings(
     """
     is_models = generation_config is None
     place = "the model's generation_config" if is_models else "generation_config"
-    fields = {
-        name: value
-        for name, value in generation_fields(
-            model.generation_config if is_models else generation_config, place
-        ).items()
-        if name not in _NOT_OF_REQUESTS
-    }
+    given = model.generation_config if is_models else generation_config
+    fields = set_fields(generation_fields(given, place))
+    for name in _NOT_OF_REQUESTS:
+        fields.pop(name, None)
     try:
         return GenerationSettings(
-            model=set_fields(fields) if is_models else {},
-            recipe={} if is_models else check_generation_fields(set_fields(fields)),
+            model=fields if is_models else {},
+            recipe={} if is_models else check_generation_fields(fields),
             eos_token_ids=end_of_sequence_ids(model, tokenizer),
             run_seed=run_seed,
             logprobs=logprobs,
@@ -208,25 +206,6 @@ def check_names(fields: Mapping[str, Any]) -> None:
             nearest = nearest_field(name)
             hint = "" if nearest is None else f"; did you mean {nearest}?"
             raise TypeError(f"{name!r} is not a field of a generation config{hint}")
-
-
-def check_fields(settings: GenerationSettings, fields: Mapping[str, Any], place: str) -> None:
-    """Check fields that hold for many requests before any of them is added.
-
-    Args:
-        settings: what the requests share.
-        fields: by name.
-        place: what the caller calls them, for the error.
-
-    Raises:
-        TypeError: a name is unknown.
-        UsageError: a value is wrong, or contradicts the generation config.
-    """
-    check_names(fields)
-    try:
-        settings.resolve("", set_fields(fields))
-    except RowError as error:
-        raise UsageError(f"{place}: {error.__cause__ or error}") from error
 
 
 def generation_fields(given: GivenGeneration | None, place: str) -> dict[str, Any]:

@@ -16,17 +16,18 @@ from transformers import PreTrainedModel
 
 from cbgen.engine.config import WorkloadHints
 from cbgen.engine.text import TokenDecoder
-from cbgen.errors import UsageError
+from cbgen.errors import RowError, UsageError
 from cbgen.generation.check import FieldError, run_seed
 from cbgen.generation.fields import GENERATION_SECTION
 from cbgen.generation.resolve import LogprobsMode
 from cbgen.manager.configs import (
     BatchingConfig,
     GivenGeneration,
-    check_fields,
     check_model,
+    check_names,
     engine_setup,
     generation_settings,
+    set_fields,
     setting,
 )
 from cbgen.manager.given_requests import GivenRequest, TokenInputs, prompt_id_lists
@@ -191,7 +192,12 @@ def generate_batch(  # noqa: PLR0913  as in transformers
     """
     check_model(model)
     prompts = prompt_id_lists(inputs)
-    check_fields(generation_settings(model, generation_config), sampling, "generate_batch")
+    settings = generation_settings(model, generation_config)
+    check_names(sampling)
+    try:
+        settings.resolve("", set_fields(sampling))
+    except RowError as error:
+        raise UsageError(f"generate_batch: {error.__cause__ or error}") from error
     if not prompts:
         return {}
     shared = model.generation_config if generation_config is None else generation_config
