@@ -17,7 +17,6 @@ from cbgen.engine.text import StopChecker, TokenDecoder
 from cbgen.errors import EngineError, UsageError
 
 _FIELDS = tuple(item.name for item in fields(GenerationOutput))
-_COPIED_FIELDS = tuple(name for name in _FIELDS if name not in ("generated_tokens", "logprobs"))
 
 
 class ManagerStopped(EngineError, RuntimeError):
@@ -46,8 +45,15 @@ class RequestOutput(GenerationOutput):
     __slots__ = ("_number", "_tracked")
 
     def __init__(self, output: GenerationOutput, tracked: TrackedRequest, number: int) -> None:
-        for name in _COPIED_FIELDS:
-            setattr(self, name, getattr(output, name))
+        self.request_id = output.request_id
+        self.prompt_ids = output.prompt_ids
+        self.status = output.status
+        self.finish_reason = output.finish_reason
+        self.stop_string = output.stop_string
+        self.error = output.error
+        self.error_code = output.error_code
+        self.created_time = output.created_time
+        self.lifespan = output.lifespan
         self._tracked = tracked
         self._number = number
 
