@@ -17,7 +17,6 @@ from cbgen.engine.attention.backends import backend_class
 from cbgen.engine.attention.base import AttentionBackend
 from cbgen.engine.attention.context import PagedLayers, PagedStep, forward_context
 from cbgen.engine.batch import Rows
-from cbgen.engine.forward import StepContext
 from cbgen.engine.plan import EnginePlan
 from cbgen.engine.sampling.sampler import DrawnTokens, Sampler
 from cbgen.engine.sampling.scores import Scores
@@ -86,9 +85,10 @@ class Runner:
         if not batch.requests:
             return LaunchedStep()
         inputs = self._rows.gather(batch)
-        context = StepContext(
+        context = PagedStep(
             inputs.position_ids[0],
-            PagedStep(self._layers, inputs.attention),
+            self._layers,
+            inputs.attention,
             self._backend,
             fuses_layers=self._backend.serves_decoder,
         )

@@ -6,7 +6,7 @@ in their groups share one tensor of keys and one of values, since a block is one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
@@ -30,6 +30,9 @@ class KVStorage:
     Memory is reserved and never filled: on a CPU the system hands out a page of memory when it is
     first written, so a large cache costs nothing until it is used. Slots that were never written
     hold anything; nobody reads them.
+
+    Attributes:
+        layers: the pages of every layer.
     """
 
     def __init__(self, shape: CacheShape, device: torch.device) -> None:
@@ -43,25 +46,26 @@ class KVStorage:
         # One tensor of keys and one of values for each place: [blocks, tokens of a page, heads,
         # dim], or [blocks, elements of the largest page] where the layers' pages differ.
         self._pages: list[torch.Tensor] = []
-        self._layers: dict[int, LayerCache] = {}
-
-        dtype: torch.dtype = getattr(torch, shape.dtype)
-
-        def allocate(*page: int) -> torch.Tensor:
-            return torch.empty(shape.num_pool_blocks, *page, dtype=dtype, device=device)
-
+        self.layers: dict[int, LayerCache] = {}
         for layers in layers_by_place(shape.groups):
-            all_keys, keys = _shared_pages([*map(shape.key_page, layers)], allocate)
-            all_values, values = _shared_pages([*map(shape.value_page, layers)], allocate)
+            all_keys, keys = _shared_pages(shape, [*map(shape.key_page, layers)], device)
+            all_values, values = _shared_pages(shape, [*map(shape.value_page, layers)], device)
             self._pages += [all_keys, all_values]
             for layer, layer_keys, layer_values in zip(layers, keys, values, strict=True):
-                self._layers[layer.index] = LayerCache(layer_keys, layer_values)
-        self._host = _HostPool(self._pages, shape.num_host_blocks)
-
-    @property
-    def layers(self) -> Mapping[int, LayerCache]:
-        """The pages of every layer."""
-        return self._layers
+                self.layers[layer.index] = LayerCache(layer_keys, layer_values)
+        self._page_sizes = [each[0].numel() for each in self._pages]
+        # The host pool: a block is one row of memory, the pages of all places in it.
+        self._block_bytes = max(1, sum(self._page_sizes) * _dtype(shape).itemsize)
+        self._rows_a_chunk = max(1, _HOST_CHUNK_BYTES // self._block_bytes)
+        self._host_chunks = [
+            torch.empty(
+                min(self._rows_a_chunk, shape.num_host_blocks - begin),
+                sum(self._page_sizes),
+                dtype=_dtype(shape),
+                pin_memory=device.type == "cuda",
+            )
+            for begin in range(0, shape.num_host_blocks, self._rows_a_chunk)
+        ]
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the beginning of blocks into others; all copies read before any of them writes.
@@ -82,103 +86,72 @@ class KVStorage:
 
     def swap_out(self, swaps: Sequence[BlockSwap]) -> None:
         """Copy blocks from the device into the host pool."""
-        if swaps:
-            self._host.take(swaps)
+        for some, blocks, staging in self._staged(swaps):
+            for pages, part in self._by_place(staging):
+                part.copy_(pages.flatten(1)[blocks])
+            for row, swap in zip(staging.unbind(0), some, strict=True):
+                self._host_row(swap.host_block).copy_(row, non_blocking=True)
 
     def swap_in(self, swaps: Sequence[BlockSwap]) -> None:
         """Copy blocks from the host pool to the device."""
-        if swaps:
-            self._host.give(swaps)
-
-
-class _HostPool:
-    """Owns the host's blocks: one block is one row of memory, the pages of all places in a row.
-
-    Blocks cross the bus whole, through a contiguous staging tensor on the device that one index
-    operation a place fills or empties.
-
-    Nothing waits and no data can be missed, because all of it is ordered by the device's stream: a
-    swap out reads pages after the steps that wrote them and before whatever is written into these
-    blocks next; a swap in reads a host block after the swap out that filled it; and the host itself
-    reads no byte of the pool. This holds as long as all steps run on one stream.
-    """
-
-    def __init__(self, pages: Sequence[torch.Tensor], num_blocks: int) -> None:
-        self._pages = pages
-        self._columns = [each[0].numel() for each in pages]
-        """Elements of a page at each place."""
-        self._rows_a_chunk = 1
-        self._chunks: list[torch.Tensor] = []
-        if not num_blocks or not pages:
-            return
-        first, width = pages[0], sum(self._columns)
-        self._rows_a_chunk = max(1, _HOST_CHUNK_BYTES // (width * first.itemsize))
-        for begin in range(0, num_blocks, self._rows_a_chunk):
-            num_rows = min(self._rows_a_chunk, num_blocks - begin)
-            self._chunks.append(
-                torch.empty(
-                    num_rows,
-                    width,
-                    dtype=first.dtype,
-                    pin_memory=first.device.type == "cuda",
-                )
-            )
-
-    def take(self, swaps: Sequence[BlockSwap]) -> None:
-        """Copy device blocks into host blocks."""
-        for some, blocks, staging in self._staged(swaps):
-            for pages, columns in zip(
-                self._pages, torch.split(staging, self._columns, 1), strict=True
-            ):
-                columns.copy_(pages.flatten(1)[blocks])
-            for row, swap in zip(staging.unbind(0), some, strict=True):
-                self._row(swap.host_block).copy_(row, non_blocking=True)
-
-    def give(self, swaps: Sequence[BlockSwap]) -> None:
-        """Copy host blocks into device blocks."""
         for some, blocks, staging in self._staged(swaps):
             for row, swap in zip(staging.unbind(0), some, strict=True):
-                row.copy_(self._row(swap.host_block), non_blocking=True)
-            for pages, columns in zip(
-                self._pages, torch.split(staging, self._columns, 1), strict=True
-            ):
-                pages.flatten(1)[blocks] = columns
+                row.copy_(self._host_row(swap.host_block), non_blocking=True)
+            for pages, part in self._by_place(staging):
+                pages.flatten(1)[blocks] = part
 
-    def _row(self, block: int) -> torch.Tensor:
-        return self._chunks[block // self._rows_a_chunk][block % self._rows_a_chunk]
+    def _host_row(self, block: int) -> torch.Tensor:
+        return self._host_chunks[block // self._rows_a_chunk][block % self._rows_a_chunk]
 
     def _staged(
         self, swaps: Sequence[BlockSwap]
     ) -> Iterator[tuple[Sequence[BlockSwap], torch.Tensor, torch.Tensor]]:
-        """Cut swaps into parts: k of them, their device blocks [k] int64, staging [k, width]."""
+        """Cut swaps into parts: k of them, their device blocks [k] int64, staging [k, width].
+
+        Blocks cross the bus whole, through a contiguous staging tensor on the device that one index
+        operation a place fills or empties.
+
+        Nothing waits and no data can be missed, because all of it is ordered by the device's
+        stream: a swap out reads pages after the steps that wrote them and before whatever is
+        written into these blocks next; a swap in reads a host block after the swap out that filled
+        it; and the host itself reads no byte of the pool. This holds as long as all steps run on
+        one stream.
+        """
         if not self._pages:
             return
-        first, width = self._pages[0], sum(self._columns)
-        most = max(1, _STAGING_BYTES // (width * first.itemsize))
+        most = max(1, _STAGING_BYTES // self._block_bytes)
         for begin in range(0, len(swaps), most):
             some = swaps[begin : begin + most]
+            first = self._pages[0]
             blocks = torch.tensor([swap.device_block for swap in some])
             blocks = blocks.to(first.device, non_blocking=True)
-            yield some, blocks, first.new_empty(len(some), width)
+            yield some, blocks, first.new_empty(len(some), sum(self._page_sizes))
+
+    def _by_place(self, staging: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the pages of each place, and the columns of a staging tensor that are theirs."""
+        return zip(self._pages, torch.split(staging, self._page_sizes, 1), strict=True)
+
+
+def _dtype(shape: CacheShape) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, shape.dtype)
+    return dtype
 
 
 def _shared_pages(
-    page_shapes: Sequence[tuple[int, int, int]], allocate: Callable[..., torch.Tensor]
+    shape: CacheShape, page_shapes: Sequence[tuple[int, int, int]], device: torch.device
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Reserve pages that layers share.
 
     Args:
+        shape: blocks and dtype.
         page_shapes: (tokens, heads, dim) of each layer's page.
-        allocate: makes a tensor of the pages of all blocks, of such a shape or flat.
+        device: where the pages are.
 
     Returns:
         The whole tensor, and each layer's view of it [blocks, tokens of a page, heads, dim].
     """
-    if len(set(page_shapes)) == 1:
-        # Contiguous, so that the tokens of blocks side by side are one view.
-        pages = allocate(*page_shapes[0])
-        return pages, [pages] * len(page_shapes)
     sizes = [prod(page) for page in page_shapes]
-    pages = allocate(max(sizes))
+    pages = torch.empty(shape.num_pool_blocks, max(sizes), dtype=_dtype(shape), device=device)
     views = [pages[:, :size].view(-1, *page) for size, page in zip(sizes, page_shapes, strict=True)]
-    return pages, views
+    # Views of pages that are all alike are contiguous: the tokens of blocks side by side are one.
+    return (views[0] if len(set(page_shapes)) == 1 else pages), views

@@ -104,8 +104,6 @@ def test_a_model_may_be_attached_again():
 class Queries:
     """Answers attention layers with zeros and keeps their queries: layer -> [T, heads, dim]."""
 
-    paged = None
-
     def __init__(self, positions: list[int]) -> None:
         self.positions = torch.tensor(positions)
         self.found: dict[int, torch.Tensor] = {}

@@ -99,14 +99,3 @@ class AttentionBackend(ABC):
         Returns:
             [T, num_heads, value_dim].
         """
-
-
-def gather_pages(pages: torch.Tensor, blocks: slice | torch.Tensor, seen: slice) -> torch.Tensor:
-    """Return some of one request's keys or values: [keys in `seen`, num_kv_heads, dim].
-
-    Args:
-        pages: [num_blocks, tokens of a page, num_kv_heads, dim].
-        blocks: the request's blocks, [k] int64 or a slice.
-        seen: which of the tokens in these blocks.
-    """
-    return pages[blocks].flatten(0, 1)[seen]

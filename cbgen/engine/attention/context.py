@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from cbgen.engine.attention.base import LayerAttention, LayerCache
+from cbgen.engine.attention.base import AttentionBackend, LayerAttention, LayerCache
 from cbgen.engine.attention.metadata import AttentionMetadata
 
 
@@ -29,22 +29,12 @@ class PagedLayers:
     """The group of a layer: an index of `PagedStep.attention`."""
 
 
-@dataclass(frozen=True, slots=True)
-class PagedStep:
-    """What whole decoder layers need to attend by themselves."""
-
-    layers: PagedLayers
-    attention: tuple[AttentionMetadata, ...]
-    """One entry for each layer group."""
-
-
 class ForwardContext(Protocol):
     """Whoever answers the attention layers in a forward pass: the runner's step, or the probe."""
 
-    positions: torch.Tensor
-    """[T] int64: position of each token in its own request."""
-    paged: PagedStep | None
-    """For decoder layers of the C++ kernels; None where another backend must attend."""
+    @property
+    def positions(self) -> torch.Tensor:
+        """[T] int64: position of each token in its own request."""
 
     def attend(
         self,
@@ -55,6 +45,36 @@ class ForwardContext(Protocol):
         layer: LayerAttention,
     ) -> torch.Tensor:
         """Store the new keys and values and attend; tensors are [T, heads, dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """Answers attention layers, or whole decoder layers, with the pages of an engine."""
+
+    positions: torch.Tensor
+    """[T] int64: position of each token in its own request."""
+    layers: PagedLayers
+    attention: tuple[AttentionMetadata, ...]
+    """One entry for each layer group."""
+    backend: AttentionBackend
+    fuses_layers: bool
+    """Whether decoder layers of the C++ kernels may attend in place of the backend."""
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: LayerAttention,
+    ) -> torch.Tensor:
+        """Store the new keys and values and attend, see `ForwardContext.attend`."""
+        cache = self.layers.caches[layer_index]
+        metadata = self.attention[self.layers.group_of[layer_index]]
+        # All keys of the step are written before any of its queries attends: a request may read
+        # blocks that another request of the same step fills.
+        cache.write(key, value, metadata.slot_mapping)
+        return self.backend.forward(query, cache, metadata, layer)
 
 
 class _Current(threading.local):
@@ -77,7 +97,8 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
 
 def paged_step() -> PagedStep | None:
     """Return the pages of the running step, if decoder layers may attend by themselves."""
-    return None if _current.context is None else _current.context.paged
+    context = _current.context
+    return context if isinstance(context, PagedStep) and context.fuses_layers else None
 
 
 def current_context() -> ForwardContext:

@@ -41,16 +41,21 @@ class AttentionMetadata:
     """[n] the blocks of each request from `key_starts` to `key_lens`: int64 on the device, or a
     slice where they lie side by side."""
     masks: dict[int, torch.Tensor] = field(default_factory=dict)
-    """request -> mask [query_len, keys], shared by all layers of the group in a step."""
+    """Those that `mask` has made: all layers of the group share them in a step."""
 
     @property
     def num_requests(self) -> int:
         """Requests of the step."""
         return len(self.key_lens)
 
-    def query_len(self, index: int) -> int:
-        """Return the new tokens of a request."""
-        return self.query_starts[index + 1] - self.query_starts[index]
+    def mask(self, index: int, device: torch.device) -> torch.Tensor:
+        """Return which keys from `first_keys` on each query of a request sees: [queries, keys]."""
+        if index not in self.masks:
+            query_len = self.query_starts[index + 1] - self.query_starts[index]
+            self.masks[index] = causal_mask(
+                query_len, self.key_lens[index], self.span, self.first_keys[index], device
+            )
+        return self.masks[index]
 
 
 def causal_mask(

@@ -6,13 +6,8 @@ from abc import abstractmethod
 
 import torch
 
-from cbgen.engine.attention.base import (
-    AttentionBackend,
-    LayerAttention,
-    LayerCache,
-    gather_pages,
-)
-from cbgen.engine.attention.metadata import AttentionMetadata, causal_mask
+from cbgen.engine.attention.base import AttentionBackend, LayerAttention, LayerCache
+from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.sizing import MOST_SCORES
 
 
@@ -58,27 +53,13 @@ class PerRequestBackend(AttentionBackend):
             begin, end = metadata.query_starts[index], metadata.query_starts[index + 1]
             blocks, start = metadata.key_blocks[index], metadata.key_starts[index]
             seen = slice(metadata.first_keys[index] - start, metadata.key_lens[index] - start)
-            keys = gather_pages(cache.keys, blocks, seen).transpose(0, 1)
-            values = gather_pages(cache.values, blocks, seen).transpose(0, 1)
+            keys = cache.keys[blocks].flatten(0, 1)[seen].transpose(0, 1)
+            values = cache.values[blocks].flatten(0, 1)[seen].transpose(0, 1)
             # A single query sees every key that is left.
-            mask = None if end - begin == 1 else _mask(metadata, index, query.device)
+            mask = None if end - begin == 1 else metadata.mask(index, query.device)
             part = max(1, MOST_SCORES // (query.shape[1] * keys.shape[1]))
             for first in range(begin, end, part):
                 rows = query[first : min(first + part, end)].transpose(0, 1)
                 seen_by = None if mask is None else mask[first - begin : first - begin + part]
                 outputs.append(self.attend(rows, keys, values, seen_by, layer))
         return torch.cat(outputs, dim=1).transpose(0, 1)
-
-
-def _mask(metadata: AttentionMetadata, index: int, device: torch.device) -> torch.Tensor:
-    mask = metadata.masks.get(index)
-    if mask is None:
-        mask = causal_mask(
-            metadata.query_len(index),
-            metadata.key_lens[index],
-            metadata.span,
-            metadata.first_keys[index],
-            device,
-        )
-        metadata.masks[index] = mask
-    return mask

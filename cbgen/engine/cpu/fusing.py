@@ -19,7 +19,7 @@ from cbgen.engine.cpu.best_token import HeadScreen
 from cbgen.engine.cpu.decoder import FusedDecoder
 from cbgen.engine.cpu.decoder_layers import find_parts, layer_indices
 from cbgen.engine.cpu.native import Kernels
-from cbgen.engine.forward import StepContext, run_model
+from cbgen.engine.forward import run_model
 from cbgen.engine.model.attach import attached
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.sampling.scores import Logits, Scores
@@ -83,9 +83,10 @@ def _scores(model: PreTrainedModel, layers: nn.ModuleList, *, is_fused: bool) ->
         for index, layer in zip(layer_indices(layers), layers, strict=True)
     }
     pages = PagedLayers(caches, dict.fromkeys(caches, 0))
-    context = StepContext(
+    context = PagedStep(
         inputs.position_ids[0],
-        PagedStep(pages, inputs.attention),
+        pages,
+        inputs.attention,
         CpuBackend(),
         fuses_layers=is_fused,
     )

@@ -16,7 +16,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from cbgen.engine.attention.base import LayerAttention
-from cbgen.engine.attention.context import PagedStep, forward_context
+from cbgen.engine.attention.context import forward_context
 from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.cpu.decoder import held_screen_bytes
 from cbgen.engine.cpu.linears import packed_bytes
@@ -71,7 +71,6 @@ class _Recorder:
 
     def __init__(self, config: PretrainedConfig, positions: torch.Tensor) -> None:
         self.positions = positions
-        self.paged: PagedStep | None = None
         self._config = config
         self.layers: dict[int, LayerFacts] = {}
         self.repeated: set[int] = set()
