@@ -5,6 +5,7 @@ Messages name the field and the value, never the place: the caller knows it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,15 +98,13 @@ def check_field(field: Field, value: Plain) -> Plain:
     if field.support is Support.REFUSED:
         message = f"{field.name} = {show(value)} is not supported; remove it"
         raise FieldError(field.name, message, code="unsupported_parameter")
+    if field.support is Support.NEUTRAL:
+        return _neutral_value(field, value)
     try:
         typed = convert(value, field.type)
     except ValueError as error:
-        if field.support is Support.NEUTRAL:
-            raise _not_neutral(field, value) from error
         message = f"{field.name}: {error}"
         raise FieldError(field.name, message, code="invalid_type") from error
-    if field.support is Support.NEUTRAL and typed not in field.neutral:
-        raise _not_neutral(field, value)
     for item in typed if isinstance(typed, list) else [typed]:
         if item == "" and field.takes_list:
             message = f"{field.name} must hold texts that are not empty, got {show(value)}"
@@ -115,9 +114,13 @@ def check_field(field: Field, value: Plain) -> Plain:
     return typed
 
 
-def _not_neutral(field: Field, value: Plain) -> FieldError:
+def _neutral_value(field: Field, value: Plain) -> Plain:
+    with contextlib.suppress(ValueError):
+        typed = convert(value, field.type)
+        if typed in field.neutral:
+            return typed
     accepted = " or ".join(show(item) for item in (*field.neutral, None))
-    return FieldError(
+    raise FieldError(
         field.name,
         f"{field.name} = {show(value)} is not supported; remove it (accepted: {accepted})",
         code="unsupported_value",

@@ -88,6 +88,7 @@ class GenerationSettings:
     ) -> None:
         self._recipe = recipe
         self._model = _check_model_fields(model, overridden=recipe)
+        self._levels = ((self._recipe, "recipe"), (self._model, "model"))
         self._eos_token_ids = eos_token_ids
         self._run_seed = run_seed
         self._logprobs = logprobs
@@ -156,7 +157,7 @@ class GenerationSettings:
 
     def _samples(self, row: Mapping[str, Any]) -> tuple[bool, str]:
         """Return whether a request samples, and the level that decides it."""
-        for level, origin in ((row, "row"), (self._recipe, "recipe"), (self._model, "model")):
+        for level, origin in ((row, "row"), *self._levels):
             if "do_sample" in level:
                 return bool(level["do_sample"]), origin
             if "temperature" in level:
@@ -210,10 +211,7 @@ class GenerationSettings:
         return own if index == 0 else derive_seed(own, "", index)
 
     def _origin(self, name: str) -> str:
-        for level, origin in ((self._recipe, "recipe"), (self._model, "model")):
-            if name in level:
-                return origin
-        return "default"
+        return next((origin for level, origin in self._levels if name in level), "default")
 
 
 def _several(value: Plain) -> tuple[Any, ...]:
