@@ -6,6 +6,7 @@ the torn frame is intact.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import zlib
@@ -81,6 +82,40 @@ def zstd_codec() -> Codec:
     )
 
 
+class _DamagedData(OSError):
+    """What is torn or damaged, and for which reason."""
+
+
+def _unpacked(
+    read: Callable[[int], bytes], codec: Codec, piece_bytes: int, offset: int = 0
+) -> Iterator[tuple[bytes, int | None]]:
+    """Yield what is unpacked, bit by bit, with the offset where a member or frame ends.
+
+    What is torn or damaged raises _DamagedData once all bytes before it were given.
+    """
+    member: _Decompressor | None = None
+    packed = b""
+    while packed or (packed := read(piece_bytes)):
+        offset += len(packed)
+        if member is None:
+            packed = packed.lstrip(b"\0")  # padding between members
+            if not packed:
+                continue
+            member = codec.decompressor()
+        try:
+            data = member.decompress(packed)
+        except codec.failure as error:
+            raise _DamagedData(f"the {codec.name} data is damaged: {error}") from error
+        packed = b""
+        if member.eof:
+            packed = member.unused_data
+            offset -= len(packed)
+            member = None
+        yield data, None if member else offset
+    if member is not None:
+        raise _DamagedData(f"the {codec.name} data ends in the middle; its rest is missing")
+
+
 class UnpackedStream(io.RawIOBase):
     """The content of a packed stream, which is closed with it.
 
@@ -89,10 +124,9 @@ class UnpackedStream(io.RawIOBase):
 
     def __init__(self, source: io.BufferedIOBase, codec: Codec) -> None:
         self._source = source
-        self._codec = codec
-        self._member: _Decompressor | None = None
-        self._packed = b""
-        self._unpacked = memoryview(b"")
+        self._pieces = _unpacked(source.read1, codec, _INPUT_PIECE_BYTES)
+        self._rest = memoryview(b"")
+        self._failure: OSError | None = None
 
     def readable(self) -> bool:
         """Say that it can be read."""
@@ -104,18 +138,20 @@ class UnpackedStream(io.RawIOBase):
         Raises:
             OSError: the data is damaged, or ends in the middle.
         """
-        while not self._unpacked:
-            self._packed = self._packed or self._source.read1(_INPUT_PIECE_BYTES)
-            if not self._packed:
-                if self._member is not None:
-                    raise OSError(
-                        f"the {self._codec.name} data ends in the middle; its rest is missing"
-                    )
+        while not self._rest:
+            if self._failure is not None:
+                raise self._failure  # to a reader that asks again too
+            try:
+                data, _ = next(self._pieces, (None, None))
+            except OSError as error:
+                self._failure = error
+                raise
+            if data is None:
                 return 0
-            self._unpack()
-        size = min(len(buffer), len(self._unpacked))
-        buffer[:size] = self._unpacked[:size]
-        self._unpacked = self._unpacked[size:]
+            self._rest = memoryview(data)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
         return size
 
     def close(self) -> None:
@@ -124,30 +160,16 @@ class UnpackedStream(io.RawIOBase):
             self._source.close()
         super().close()
 
-    def _unpack(self) -> None:
-        if self._member is None:
-            self._packed = self._packed.lstrip(b"\0")  # padding between members
-            if not self._packed:
-                return
-            self._member = self._codec.decompressor()
-        try:
-            self._unpacked = memoryview(self._member.decompress(self._packed))
-        except self._codec.failure as error:
-            raise OSError(f"the {self._codec.name} data is damaged: {error}") from error
-        self._packed = b""
-        if self._member.eof:
-            self._packed = self._member.unused_data
-            self._member = None
-
 
 class FrameFile(OutputFile):
     """An output whose rows are packed: they are in the file after `sync`, if not before."""
 
     holds_rows_back = True
 
+    _compress: Callable[[bytes], bytes]
+
     def __init__(self, path: str, descriptor: int, *, created: bool) -> None:
         super().__init__(path, descriptor, created=created)
-        self._compress: Callable[[bytes], bytes]
         self._pending: list[bytes] = []
         self._pending_bytes = 0
 
@@ -193,12 +215,11 @@ def read_frames(stream: BinaryIO, codec: Codec, start: int = 0) -> Iterator[byte
         codec: unpacks it.
         start: offset of the first frame to read.
     """
-    ends = (end for _, end in _pieces(stream, codec, start) if end is not None)
-    whole_end = max(ends, default=start)
+    whole_end = max((end for _, end in _frames(stream, codec, start) if end), default=start)
     reached, rest = start, b""
-    pieces = _pieces(stream, codec, start)
+    frames = _frames(stream, codec, start)
     while reached < whole_end:
-        data, end = next(pieces)
+        data, end = next(frames)
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             yield line + b"\n"
@@ -208,22 +229,8 @@ def read_frames(stream: BinaryIO, codec: Codec, start: int = 0) -> Iterator[byte
                 yield end
 
 
-def _pieces(stream: BinaryIO, codec: Codec, offset: int) -> Iterator[tuple[bytes, int | None]]:
-    """Yield what is unpacked, bit by bit, with the offset where a frame ends; up to the damage."""
-    stream.seek(offset)
-    member, packed = None, b""
-    while packed or (packed := stream.read(_OUTPUT_PIECE_BYTES)):
-        member = member or codec.decompressor()
-        try:
-            data = member.decompress(packed)
-        except codec.failure:
-            return
-        offset += len(packed)
-        packed = b""
-        if member.eof:
-            packed = member.unused_data
-            offset -= len(packed)
-            member = None
-            yield data, offset
-        else:
-            yield data, None
+def _frames(stream: BinaryIO, codec: Codec, start: int) -> Iterator[tuple[bytes, int | None]]:
+    """Yield what is unpacked from an offset on, up to the damage."""
+    stream.seek(start)
+    with contextlib.suppress(_DamagedData):
+        yield from _unpacked(stream.read, codec, _OUTPUT_PIECE_BYTES, start)

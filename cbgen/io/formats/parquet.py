@@ -23,6 +23,7 @@ from cbgen.io.json_values import MAX_DEPTH, decode_row, encode_row, encode_value
 from cbgen.io.output.output_file import (
     OutputFile,
     file_error,
+    in_chunks,
     refuse_path,
     replacement_of,
     sync_folder,
@@ -130,15 +131,13 @@ def _values(column: pyarrow.Array, name: str, errors: dict[int, RowError]) -> li
     try:
         return list(column.to_pylist(maps_as_pydicts="strict"))
     except (ValueError, KeyError, OverflowError):
-        return [_value(column, name, number, errors) for number in range(len(column))]
-
-
-def _value(column: pyarrow.Array, name: str, number: int, errors: dict[int, RowError]) -> object:
-    try:
-        return column[number].as_py(maps_as_pydicts="strict")
-    except (ValueError, KeyError, OverflowError) as error:
-        errors[number] = _unreadable(name, error)
-        return None
+        values: list[Any] = [None] * len(column)
+        for number, value in enumerate(column):
+            try:
+                values[number] = value.as_py(maps_as_pydicts="strict")
+            except (ValueError, KeyError, OverflowError) as error:
+                errors[number] = _unreadable(name, error)
+        return values
 
 
 def _line_of(row: dict[str, Any]) -> bytes | RowError:
@@ -305,7 +304,7 @@ def write_parquet(file: OutputFile, lines: Callable[[], Iterator[bytes]]) -> Non
     schema = arrow.schema([_field(name, kind) for name, kind in types.items()])
     sink = _Sink(file)
     with arrow.parquet.ParquetWriter(sink, schema) as writer:
-        for group in _groups(lines()):
+        for group in in_chunks(lines(), ROW_GROUP_BYTES):
             rows = [_storable(decode_row(line), types) for line in group]
             writer.write_batch(arrow.RecordBatch.from_pylist(rows, schema))
     sink.end()
@@ -413,16 +412,3 @@ def _storable(row: dict[str, Any], types: Mapping[str, ColumnType]) -> dict[str,
         elif name == "choices" and kind == OWN_COLUMNS[name]:
             row[name] = [_storable(choice, OWN_COLUMNS) for choice in value]
     return row
-
-
-def _groups(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
-    group: list[bytes] = []
-    size = 0
-    for line in lines:
-        group.append(line)
-        size += len(line)
-        if size >= ROW_GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

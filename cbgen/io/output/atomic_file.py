@@ -56,16 +56,13 @@ class AtomicFile:
         Raises:
             OutputError: it cannot be written now; the last content is still there.
         """
-        replaced = False
         try:
             Path(self._new_path).write_bytes(content)
             os.replace(self._new_path, self._path)
-            replaced = True
         except OSError as error:
             raise OutputError(
                 f"{self._path}: cannot be written: {error.strerror or error}"
             ) from error
         finally:
-            if not replaced:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._new_path)
+            with contextlib.suppress(OSError):
+                os.unlink(self._new_path)  # where it has not replaced the other

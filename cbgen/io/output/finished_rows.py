@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Literal
 
 from cbgen.errors import UsageError
@@ -94,11 +95,16 @@ class FinishedRows:
         """
         waiting = WaitingRows(journal, len(self._in_place))
         if self._moves:
-            journal.rewrite(self._place_moved(waiting))
+            lines = chain(_read_output(self._path, self._end), read_lines(journal.path))
+            journal.rewrite(self._place_moved(waiting, lines))
         else:
             journal.cut(self._journal_end)
-            for position, line, offset in self._kept_in_journal(self._in_place):
-                self._place(waiting, position, offset, line)
+            offset = 0
+            for line in read_lines(journal.path):
+                if isinstance(line, int):
+                    offset = line
+                elif (position := self._keep(line, self._in_place)) is not None:
+                    self._place(waiting, position, offset, line)
         output.cut(self._end)
         output.sync()
         return waiting
@@ -154,30 +160,15 @@ class FinishedRows:
             on_kept(outcome)
         return position
 
-    def _place_moved(self, waiting: WaitingRows) -> Iterator[bytes]:
+    def _place_moved(self, waiting: WaitingRows, lines: Iterable[bytes | int]) -> Iterator[bytes]:
         """Yield the rows that do not stay in OUT, noting where they will lie in the journal."""
         offset = 0
-        for position, line in self._moved():
+        for line in lines:
+            if isinstance(line, int) or (position := self._keep(line, self._in_place)) is None:
+                continue
             self._place(waiting, position, offset, line)
             offset += len(line)
             yield line
-
-    def _moved(self) -> Iterator[tuple[int, bytes]]:
-        seen = self._in_place
-        for line in _read_output(self._path, self._end):
-            if isinstance(line, bytes) and (position := self._keep(line, seen)) is not None:
-                yield position, line
-        for position, line, _ in self._kept_in_journal(seen):
-            yield position, line
-
-    def _kept_in_journal(self, seen: RowSet) -> Iterator[tuple[int, bytes, int]]:
-        """Yield position, line and offset of the journal's rows that stay and were not seen."""
-        offset = 0
-        for line in read_lines(journal_path(self._path)):
-            if isinstance(line, bytes):
-                if (position := self._keep(line, seen)) is not None:
-                    yield position, line, offset
-                offset += len(line)
 
     def _place(self, waiting: WaitingRows, position: int, offset: int, line: bytes) -> None:
         place = position if self._order == "input" else waiting.end

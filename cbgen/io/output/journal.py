@@ -10,7 +10,6 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from cbgen.errors import OutputError
 from cbgen.io.output.output_file import NEW, OutputFile, replacement_of
@@ -19,40 +18,14 @@ SPOOL_BYTES = 64 * 2**20
 """Memory for waiting rows of stdout; beyond that they go to a temporary file."""
 
 
-class LineStore(Protocol):
-    """Lines kept at byte offsets."""
-
-    @property
-    def size(self) -> int:
-        """Bytes kept, dropped lines included until `rewrite`."""
-
-    def append(self, line: bytes) -> None:
-        """Keep a line at the offset `size`."""
-
-    def line_at(self, offset: int) -> bytes:
-        """Return the line at an offset."""
-
-    def rewrite(self, lines: Iterable[bytes]) -> None:
-        """Keep these lines, read from this store, from offset 0 on, and nothing else.
-
-        Leaves the store as it is where that fails.
-        """
-
-    def cut(self) -> None:
-        """Drop all lines."""
-
-    def sync(self) -> None:
-        """Put on disk what is kept, where that means something."""
-
-    def discard(self) -> None:
-        """Close and leave nothing."""
-
-
 class Journal(OutputFile):
     """A line store in a named file, which a crash leaves readable."""
 
     def rewrite(self, lines: Iterable[bytes]) -> None:
-        """Keep these lines alone; at every moment one complete file has the journal's name."""
+        """Keep these lines, read from this store, from offset 0 on, and nothing else.
+
+        At every moment one complete file has the journal's name.
+        """
         with replacement_of(self.path) as replacement:
             for line in lines:
                 replacement.append(line)
@@ -69,18 +42,13 @@ class Spool:
 
     def __init__(self, memory_bytes: int = SPOOL_BYTES) -> None:
         self._memory_bytes = memory_bytes
-        self._size = 0
+        self.size = 0  # bytes kept, dropped lines included until `rewrite`
         self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes)  # noqa: SIM115
-
-    @property
-    def size(self) -> int:
-        """Bytes kept."""
-        return self._size
 
     def append(self, line: bytes) -> None:
         """Keep a line at the offset `size`."""
         try:
-            self._file.seek(self._size)
+            self._file.seek(self.size)
             self._file.write(line)
         except OSError as error:
             folder = tempfile.gettempdir()
@@ -88,7 +56,7 @@ class Spool:
                 f"{folder}: the rows that wait for their turn cannot be kept: {error.strerror}; "
                 "make room, set TMPDIR, or use output.order: completion"
             ) from error
-        self._size += len(line)
+        self.size += len(line)
 
     def line_at(self, offset: int) -> bytes:
         """Return the line at an offset."""
@@ -96,12 +64,12 @@ class Spool:
         return self._file.readline()
 
     def rewrite(self, lines: Iterable[bytes]) -> None:
-        """Keep these lines alone."""
+        """Keep these lines, read from this store, from offset 0 on, and nothing else."""
         replacement = Spool(self._memory_bytes)
         for line in lines:
             replacement.append(line)
         self._file.close()
-        self._file, self._size = replacement._file, replacement._size
+        self._file, self.size = replacement._file, replacement.size
 
     def cut(self) -> None:
         """Drop all lines."""
@@ -113,6 +81,10 @@ class Spool:
     def discard(self) -> None:
         """Drop everything."""
         self._file.close()
+
+
+LineStore = Journal | Spool
+"""Lines kept at byte offsets."""
 
 
 class WaitingRows:
@@ -140,7 +112,9 @@ class WaitingRows:
 
     def put(self, index: int, line: bytes) -> None:
         """Keep a row until its turn."""
-        self._check_free(index)
+        position = self._head + index - self.next_index
+        is_known = position < self._head or any(self._offsets[position : position + 1])
+        assert not is_known, f"row {index} came twice"
         offset = self.store.size
         self.store.append(line)
         self.place(index, offset, len(line))
@@ -189,11 +163,6 @@ class WaitingRows:
             if self._offsets[position]:
                 yield self.store.line_at(self._offsets[position] - 1)
 
-    @property
-    def dropped_bytes(self) -> int:
-        """Bytes of the store that nothing waits for."""
-        return self.store.size - self._waiting_bytes
-
     def compact(self) -> None:
         """Shrink the store to what waits. What was dropped must be safe elsewhere by then."""
         if not self:
@@ -205,7 +174,8 @@ class WaitingRows:
 
     def is_wasteful(self, allowed_bytes: int) -> bool:
         """Whether the store holds more dropped bytes than are allowed and than wait."""
-        return self.dropped_bytes > max(allowed_bytes, self._waiting_bytes)
+        dropped_bytes = self.store.size - self._waiting_bytes
+        return dropped_bytes > max(allowed_bytes, self._waiting_bytes)
 
     def _lines_noting_offsets(self, moved: array[int]) -> Iterator[bytes]:
         """Yield the rows that wait, and put the offsets that they will have into `moved`."""
@@ -218,13 +188,6 @@ class WaitingRows:
                 yield line
             else:
                 moved.append(0)
-
-    def _check_free(self, index: int) -> None:
-        position = self._head + index - self.next_index
-        is_known = index < self.next_index or (
-            position < len(self._offsets) and self._offsets[position] != 0
-        )
-        assert not is_known, f"row {index} came twice"
 
     def _advance(self, count: int) -> None:
         self.next_index += count

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import itemgetter
 from typing import BinaryIO, cast
 
 from cbgen.errors import UsageError
@@ -72,13 +72,6 @@ class MergeReport:
         return not (self.absent_shards or self.missing.count or self.repeated.count)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    index: int
-    line: bytes
-    failed: bool
-
-
 def merge_shards(output: str, shards: Sequence[str], *, overwrite: bool = False) -> MergeReport:
     """Join the outputs of shards; packed and parquet ones by their suffix.
 
@@ -100,17 +93,13 @@ def merge_shards(output: str, shards: Sequence[str], *, overwrite: bool = False)
     names = find_inputs(shards)
     _refuse_output(output, names, overwrite=overwrite)
     headers, num_records = _read_runs(names)
-    report = MergeReport(len(names), absent_shards=_absent_shards(headers))
-
-    passes = iter(
-        (
-            lambda: _checked_lines(names, num_records, report),
-            lambda: (row.line for row in _merged(names) if report.is_whole),
-        )
-    )
+    absent_shards = _absent_shards(headers)
+    report = MergeReport(len(names))
 
     def lines() -> Iterator[bytes]:
-        return next(passes)()
+        nonlocal report  # a table is gone through twice
+        report = MergeReport(len(names), absent_shards=absent_shards)
+        return _checked_lines(names, num_records, report)
 
     if output in ("-", "/dev/stdout") or is_device(output):
         path = "-" if output == "/dev/stdout" else output
@@ -136,24 +125,21 @@ def _checked_lines(
 ) -> Iterator[bytes]:
     """Yield the rows up to the first fault, and fill the report to the end."""
     expected = 0
-    for row in _merged(names):
+    for index, line, failed in heapq.merge(*map(_rows_of, names), key=itemgetter(0)):
         report.num_rows += 1
-        report.num_failed += row.failed
-        if row.index < expected:
-            report.repeated.add(range(row.index, row.index + 1))
+        report.num_failed += failed
+        if index < expected:
+            report.repeated.add(range(index, index + 1))
             continue
-        report.missing.add(range(expected, row.index))
-        expected = row.index + 1
+        report.missing.add(range(expected, index))
+        expected = index + 1
         if report.is_whole:
-            yield row.line
+            yield line
     report.missing.add(range(expected, num_records or 0))
 
 
-def _merged(names: Sequence[str]) -> Iterator[_Row]:
-    return heapq.merge(*map(_rows_of, names), key=attrgetter("index"))
-
-
-def _rows_of(name: str) -> Iterator[_Row]:
+def _rows_of(name: str) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield index and line of each row, and whether it failed."""
     last = -1
     for number, line in enumerate(_lines_of(name), 1):
         outcome = read_outcome(line)
@@ -166,7 +152,7 @@ def _rows_of(name: str) -> Iterator[_Row]:
                 "input order can be merged (output.order: input)"
             )
         last = outcome.index
-        yield _Row(outcome.index, line, outcome.error_code is not None)
+        yield outcome.index, line, outcome.error_code is not None
 
 
 def _lines_of(name: str) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ import errno
 import os
 import select
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -47,7 +47,7 @@ class OutputFile:
         self.is_regular = path != "-" and stat.S_ISREG(os.fstat(descriptor).st_mode)
         self.size = 0
         """Bytes of whole lines written."""
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._created = created
         self._torn = False
         self._unsynced = False
@@ -71,11 +71,6 @@ class OutputFile:
         except OSError as error:
             raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
 
-    @property
-    def descriptor(self) -> int:
-        """The open file."""
-        return self._descriptor
-
     def cut(self, size: int = 0) -> None:
         """Drop what a regular file holds beyond its first `size` bytes."""
         self.size = size
@@ -94,7 +89,7 @@ class OutputFile:
             raise OutputError(f"{self.path}: the output ends in half a line and takes no more")
         complete = False
         try:
-            _write_fully(self._descriptor, lines)
+            _write_fully(self.descriptor, lines)
             complete = True
         except BrokenPipeError:
             raise ClosedOutput(self.path) from None
@@ -116,15 +111,9 @@ class OutputFile:
             OutputError: they cannot be written.
             ClosedOutput: the pipe has no reader any more.
         """
-        chunk: list[bytes] = []
-        size = 0
-        for line in lines():
-            chunk.append(line)
-            size += len(line)
-            if size >= _CHUNK_BYTES:
-                self.append(b"".join(chunk))
-                chunk, size = [], 0
-        self.append(b"".join(chunk))
+        for chunk in in_chunks(lines(), _CHUNK_BYTES):
+            self.append(b"".join(chunk))
+        self.append(b"")  # so that a packed file without rows has a frame
         self.sync()
 
     def line_at(self, offset: int) -> bytes:
@@ -136,7 +125,7 @@ class OutputFile:
         length = 4096
         while True:
             try:
-                data = os.pread(self._descriptor, length, offset)
+                data = os.pread(self.descriptor, length, offset)
             except OSError as error:
                 raise self._output_error(error) from error
             end = data.find(b"\n") + 1
@@ -154,7 +143,7 @@ class OutputFile:
         """
         if self.is_regular and self._unsynced:
             try:
-                os.fsync(self._descriptor)
+                os.fsync(self.descriptor)
             except OSError as error:
                 if error.errno not in _NO_SYNC:
                     raise self._output_error(error) from error
@@ -166,9 +155,9 @@ class OutputFile:
         Raises:
             OutputError: the file system reports a late error.
         """
-        if self._descriptor == _STDOUT or self._descriptor < 0:
+        if self.descriptor == _STDOUT or self.descriptor < 0:
             return
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self.descriptor = self.descriptor, -1
         try:
             os.close(descriptor)
         except OSError as error:
@@ -177,7 +166,7 @@ class OutputFile:
     def take_over(self, other: OutputFile) -> None:
         """Go on in another open file, which has this one's name by now."""
         self.close()
-        self._descriptor, self.size = other.descriptor, other.size
+        self.descriptor, self.size = other.descriptor, other.size
         self._torn = self._unsynced = False
 
     def remove(self) -> None:
@@ -203,8 +192,8 @@ class OutputFile:
         self._torn = True
         if self.is_regular:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self.size)
-                os.lseek(self._descriptor, self.size, os.SEEK_SET)
+                os.ftruncate(self.descriptor, self.size)
+                os.lseek(self.descriptor, self.size, os.SEEK_SET)
                 self._torn = False
 
     def _output_error(self, error: OSError) -> OutputError:
@@ -343,6 +332,20 @@ def _write_fully(descriptor: int, data: bytes) -> None:
             rest = rest[os.write(descriptor, rest) :]
         except BlockingIOError:  # someone made the pipe non-blocking
             select.select((), (descriptor,), ())
+
+
+def in_chunks(lines: Iterable[bytes], least_bytes: int) -> Iterator[list[bytes]]:
+    """Yield lines together that make so many bytes, and in the end the rest."""
+    chunk: list[bytes] = []
+    size = 0
+    for line in lines:
+        chunk.append(line)
+        size += len(line)
+        if size >= least_bytes:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def read_lines(path: str, start: int = 0) -> Iterator[bytes | int]:

@@ -7,6 +7,7 @@ before its row is. The file's lock keeps a second run off OUT. Knows nothing of 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -19,7 +20,14 @@ from typing import Any
 import orjson
 
 from cbgen.errors import UsageError
-from cbgen.io.output.output_file import NEW, OutputFile, replace_file, run_path, sync_folder
+from cbgen.io.output.output_file import (
+    NEW,
+    OutputFile,
+    in_chunks,
+    replace_file,
+    run_path,
+    sync_folder,
+)
 
 FORMAT = 1
 _DIGEST_BYTES = 8
@@ -84,16 +92,13 @@ class RunFile:
         path = run_path(output_path)
         while True:
             file = OutputFile.open(path, overwrite=True)
-            run = None
-            try:
+            with contextlib.ExitStack() as undo:
+                undo.callback(file.close)
                 _lock(file.descriptor, output_path)
                 if _is_named(file.descriptor, path):  # else its owner has replaced or removed it
                     run = cls(path, file, header)
-            finally:
-                if run is None:
-                    file.close()
-            if run is not None:
-                return run
+                    undo.pop_all()
+                    return run
 
     def known(self) -> Iterator[bytes]:
         """Yield the digests that the run before noted, or those of the draft."""
@@ -117,21 +122,14 @@ class RunFile:
             OutputError: they cannot be written.
         """
         draft = OutputFile.open(self.path + NEW, overwrite=True)
-        is_whole = False
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(draft.remove)
             draft.cut()
             draft.append(_header_line(self._header))
-            start, chunk = draft.size, bytearray()
-            for digest in digests:
-                chunk += storable(digest)
-                if len(chunk) >= _CHUNK_DIGESTS * _DIGEST_BYTES:
-                    draft.append(bytes(chunk))
-                    chunk.clear()
-            draft.append(bytes(chunk))
-            is_whole = True
-        finally:
-            if not is_whole:
-                draft.remove()
+            start = draft.size
+            for chunk in in_chunks(map(storable, digests), _CHUNK_DIGESTS * _DIGEST_BYTES):
+                draft.append(b"".join(chunk))
+            undo.pop_all()
         self._draft = draft
         self._start, self.num_known = start, (draft.size - start) // _DIGEST_BYTES
 

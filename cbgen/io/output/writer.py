@@ -85,7 +85,7 @@ class RowWriter:
             waiting.pass_one()
         else:
             waiting.put(place, line)
-        self._drain(DRAIN_BYTES)
+        self._drain()
         self.sync_if_due()
 
     def sync_if_due(self) -> None:
@@ -157,30 +157,22 @@ class RowWriter:
         trace: TracebackType | None,
     ) -> None:
         """Close after success, abort after an exception."""
-        if kind is not None:
-            self.abort()
-            return
-        closed = False
         try:
-            self.close()
-            closed = True
+            if kind is None:
+                self.close()
         finally:
-            if not closed:
-                self.abort()
+            self.abort()
 
     def _open(self, overwrite: bool) -> None:
         """Open output and journal, both or none."""
         kind = format_of_name(self._path)
         self._output = kind.open_output(self._path, overwrite)
-        opened = False
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._output.remove_if_created)
             is_direct = self._order == "completion" and kind is JSON_LINES
             if self._output.is_regular and (not is_direct or self._finished is not None):
                 self._journal = Journal.open(journal_path(self._path), overwrite=overwrite)
-            opened = True
-        finally:
-            if not opened:
-                self._output.remove_if_created()
+            undo.pop_all()
 
     def _is_old_table(self) -> bool:
         """Whether the output is a table that an earlier run finished, with no rows to add."""
@@ -217,7 +209,7 @@ class RowWriter:
                 self._output.write_all(waiting.remaining)
                 return
         else:
-            while self._drain(DRAIN_BYTES):
+            while self._drain():
                 pass
             if not waiting:
                 self._output.sync()
@@ -227,12 +219,12 @@ class RowWriter:
             "in the journal"
         )
 
-    def _drain(self, most_bytes: int) -> bool:
+    def _drain(self) -> bool:
         """Move rows whose turn it is to OUT; return whether any was moved."""
         if self._output.is_table:
             return False
         waiting, moved = self._waiting, 0
-        while moved < most_bytes and (lines := waiting.ready(_CHUNK_BYTES)):
+        while moved < DRAIN_BYTES and (lines := waiting.ready(_CHUNK_BYTES)):
             chunk = b"".join(lines)
             self._output.append(chunk)
             waiting.drop(lines)
