@@ -29,7 +29,7 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 
 import cbgen.job.open_job as open_job
-from cbgen.engine.model.load import load_model
+from cbgen.engine.model.loader import load_model
 
 loaded = {}
 def timed_load(config):

@@ -68,9 +68,6 @@ MAY_IMPORT_ORJSON = ("cbgen.io", "cbgen.job", "cbgen.bench", "cbgen.cli")
 COMMANDS = ("bench", "init", "merge", "plan", "run", "schema")
 """Modules of cbgen.cli that are named after their command, whatever else has that name."""
 
-SHARED_FILE_NAMES = frozenset({"load.py"})
-"""File names that several modules still have. Remove a name when it has one module; add none."""
-
 
 def is_within(module: str, *packages: str) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
@@ -139,7 +136,7 @@ def test_no_two_modules_share_a_file_name():
     commands = [ROOT / "cbgen" / "cli" / f"{name}.py" for name in COMMANDS]
     names = Counter(path.name for path in cbgen_modules().values() if path not in commands)
     shared = {name for name, count in names.items() if count > 1} - {"__init__.py", "base.py"}
-    assert shared - SHARED_FILE_NAMES == set()
+    assert shared == set()
 
 
 def test_no_modules_import_each_other_in_a_circle():

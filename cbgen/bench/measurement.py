@@ -35,7 +35,7 @@ from cbgen.engine.cpu.decoder import take_part_seconds
 from cbgen.engine.events import StepStats, StepTimes
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.attach import attached
-from cbgen.engine.model.load import load_model
+from cbgen.engine.model.loader import load_model
 from cbgen.engine.model.probe import ModelFacts
 from cbgen.engine.request import FinishReason, GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
@@ -353,7 +353,7 @@ def _peak_bytes(device: torch.device) -> int:
 
 
 def _other_cpu_seconds() -> float | None:
-    """Return the CPU time of all other processes so far; None where the system does not tell."""
+    """Return the CPU time of all other processes so far; None if the system does not tell."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0]
     except OSError:

@@ -43,7 +43,7 @@ class Progress:
     rows_done: int
     rows_failed: int
     rows_left: int | None
-    """None where the input's length is not known."""
+    """None if the input's length is not known."""
     seconds_left: float | None
     tokens_in: float
     """Prompt tokens per second, over the last seconds."""

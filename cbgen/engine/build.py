@@ -20,7 +20,7 @@ from cbgen.engine.cpu.packing import can_pack
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.forward import run_model
 from cbgen.engine.memory import free_bytes, free_ram
-from cbgen.engine.model.load import LoadedModel, load_skeleton
+from cbgen.engine.model.loader import LoadedModel, load_skeleton
 from cbgen.engine.model.probe import ModelFacts, probe_model
 from cbgen.engine.plan import EnginePlan, PlanFacts, resolve
 from cbgen.engine.runner import Forward, Runner

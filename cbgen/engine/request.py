@@ -78,7 +78,7 @@ class Request:
         expected_blocks: blocks of the cache that its whole length is expected to take.
         parent_id: the request that it is another sample of, and with which it is cancelled.
         stop_checker: looks for its stop strings; None if it has none, or without a tokenizer.
-        packed_tokens: its known tokens as the prefix cache compares them; None where not packed.
+        packed_tokens: its known tokens as the prefix cache compares them; None if not packed.
 
     Args:
         request_id: no other unfinished request has it.

@@ -163,7 +163,7 @@ def _generation_config(columns: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def read_outcome(line: bytes) -> RowOutcome | None:
-    """Return what an output row of any dialect says of its record, None where it is none."""
+    """Return what an output row of any dialect says of its record; None if it is none."""
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -107,13 +107,13 @@ class Inputs:
 
     @property
     def max_records(self) -> int | None:
-        """Records that `records` gives at most; None where there is no limit."""
+        """Records that `records` gives at most; None if there is no limit."""
         return None if self.limit is None else self.shard.size(self.limit)
 
     def count(self) -> int | None:
         """Return how many records `records` will give, blank lines included.
 
-        Reads all files; None where one can be read but once, is far away, or cannot be read.
+        Reads all files; None if one can be read but once, is far away, or cannot be read.
         """
         total = 0
         for name in self.names:

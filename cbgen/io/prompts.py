@@ -87,7 +87,7 @@ def _check_content(place: str, message: dict[str, Any]) -> None:
 
 
 def check_tools(value: object) -> list[dict[str, Any]] | None:
-    """Return the tools of a conversation, None where there are none.
+    """Return the tools of a conversation; None if there are none.
 
     Raises:
         RowError: they are no list of objects.

@@ -40,7 +40,7 @@ class Record:
     source: str
     """Name of the file, for messages."""
     id: str | int | None
-    """The row's own id, else its index; None where the line could not be read or the id is bad."""
+    """The row's own id, else its index; None if the line could not be read or the id is bad."""
     columns: dict[str, Any] | None
     error: RowError | None
     dialect: Literal["openai", "vllm"] | None = None

@@ -274,7 +274,7 @@ class RowOutcome:
 
 
 def outcome_of(row: Mapping[str, Any]) -> RowOutcome | None:
-    """Return the outcome of a row that OutputRows laid out, None where it is another one's."""
+    """Return the outcome of a row that OutputRows laid out; None if it is another one's."""
     index, choices = row.get("index"), row.get("choices")
     if type(index) is not int or index < 0:
         return None
@@ -289,7 +289,7 @@ def outcome_of(row: Mapping[str, Any]) -> RowOutcome | None:
 
 
 def finish_reasons(choices: object) -> list[object]:
-    """Return the finish reason of each choice; one that is None where there are no choices."""
+    """Return the finish reason of each choice; one that is None if there are no choices."""
     held = choices if isinstance(choices, list) and choices else [None]
     return [as_object(choice).get("finish_reason") for choice in held]
 

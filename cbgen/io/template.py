@@ -63,7 +63,7 @@ class Template:
 
 
 def compile_template(text: str | None) -> Template | None:
-    """Return the compiled template, None where there is none.
+    """Return the compiled template; None if there is none.
 
     Raises:
         UsageError: the template is wrong.

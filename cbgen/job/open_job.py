@@ -12,7 +12,7 @@ from cbgen.engine.build import build_engine
 from cbgen.engine.events import EngineObserver
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.attach import attached
-from cbgen.engine.model.load import LoadedModel, load_model
+from cbgen.engine.model.loader import LoadedModel, load_model
 from cbgen.engine.plan import EnginePlan
 from cbgen.io.dialects import row_dialects
 from cbgen.io.template import Template

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cbgen.engine.model.load import LoadedModel
+from cbgen.engine.model.loader import LoadedModel
 from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import Request
 from cbgen.errors import RowError

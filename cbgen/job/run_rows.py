@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from cbgen.engine.model.load import LoadedModel, load_model
+from cbgen.engine.model.loader import LoadedModel, load_model
 from cbgen.errors import UsageError
 from cbgen.io.row_source import RowSource
 from cbgen.io.template import compile_template

@@ -10,7 +10,7 @@ from cbgen.generation.fields import GENERATION_SECTION
 from cbgen.recipe.schema import SECTIONS, SWITCHES, Recipe
 
 if TYPE_CHECKING:
-    from cbgen.engine.model.load import LoadedModel
+    from cbgen.engine.model.loader import LoadedModel
     from cbgen.engine.model.probe import ModelFacts
     from cbgen.engine.plan import EnginePlan
     from cbgen.job.preparer import Preparer

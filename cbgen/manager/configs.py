@@ -248,7 +248,7 @@ def set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def setting(config: GivenGeneration | None, name: str) -> Any:  # noqa: ANN401  of any type
-    """Return a field of a generation config, None where it is not set."""
+    """Return a field of a generation config; None if it is not set."""
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 

@@ -86,7 +86,7 @@ def rename_spellings(tree: Tree) -> None:
 
 
 def _rename_field(path: Path, value: Plain, place: Place) -> tuple[Path, Plain] | None:
-    """Return path and value under the name of today, or None where nothing is left of it."""
+    """Return path and value under the name of today, or None if nothing is left of it."""
     path = (SECTION_SPELLINGS.get(path[0], path[0]), *path[1:])
     if path[0] != BATCHING_SECTION or len(path) != 2 or path[1] not in DEPRECATED_FIELDS:
         return path, value

@@ -108,7 +108,7 @@ class Recipe:
 
     @property
     def seed(self) -> int | None:
-        """The run seed from either of its two places; None where neither has it."""
+        """The run seed from either of its two places; None if neither has it."""
         seed: int | None = self.generation_config.get("seed", self.continuous_batching_config.seed)
         return seed
 

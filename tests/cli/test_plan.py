@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cbgen.engine.model import load
+from cbgen.engine.model import loader as load
 from tests.helpers.batch_files import chat_line
 from tests.helpers.commands import Command
 

@@ -12,7 +12,7 @@ from cbgen.engine.config import ModelConfig
 from cbgen.engine.cpu import native
 from cbgen.engine.model import dtype as deciding
 from cbgen.engine.model.dtype import choose_dtype, float32_bytes, measure_bfloat16
-from cbgen.engine.model.load import load_model, load_skeleton
+from cbgen.engine.model.loader import load_model, load_skeleton
 from tests.helpers.models import tiny_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")

@@ -17,10 +17,9 @@ from cbgen.engine.cpu.linears import packed_bytes
 from cbgen.engine.cpu.native import PANEL
 from cbgen.engine.cpu.packed import num_panels
 from cbgen.engine.cpu.packing import computing_in_float32, widen
-from cbgen.engine.model import checkpoint
-from cbgen.engine.model import load as loading
+from cbgen.engine.model import checkpoint, loader
 from cbgen.engine.model.checkpoint import load_unwidened, matrix_dtypes
-from cbgen.engine.model.load import load_model
+from cbgen.engine.model.loader import load_model
 from cbgen.errors import EngineError
 from tests.helpers.models import EAGER_MODELS, HYBRID_MODELS, PLAIN_MODELS, full_logits, tiny_model
 
@@ -46,7 +45,7 @@ def load(folder: str):
 
 def load_widened(folder: str, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(loading, "matrix_dtypes", lambda name, options: {})
+        patched.setattr(loader, "matrix_dtypes", lambda name, options: {})
         return load(folder)
 
 

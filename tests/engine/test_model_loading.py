@@ -14,7 +14,7 @@ from torch import nn
 from cbgen.engine.config import ModelConfig
 from cbgen.engine.cpu.decoder import FusedDecoder
 from cbgen.engine.cpu.linears import unpack_linears
-from cbgen.engine.model.load import load_model, resolve_device
+from cbgen.engine.model.loader import load_model, resolve_device
 from cbgen.errors import UsageError
 from tests.helpers.models import tiny_model
 from tests.helpers.tiny_checkpoint import save_tiny_checkpoint

@@ -17,7 +17,7 @@ from cbgen.engine.cpu.decoder import FusedDecoder
 from cbgen.engine.cpu.fusing import fuse_decoder
 from cbgen.engine.cpu.linears import pack_linears
 from cbgen.engine.events import StepStats
-from cbgen.engine.model.load import load_model
+from cbgen.engine.model.loader import load_model
 from cbgen.engine.request import GenerationOutput, Request
 from tests.helpers.engine import make_request, run_engine
 from tests.helpers.models import make_engine, tiny_model

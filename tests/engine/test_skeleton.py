@@ -14,7 +14,7 @@ from cbgen.engine import build
 from cbgen.engine.build import build_engine, plan_engine
 from cbgen.engine.config import ContinuousBatchingConfig, ModelConfig
 from cbgen.engine.model.attach import attached
-from cbgen.engine.model.load import load_model, load_skeleton
+from cbgen.engine.model.loader import load_model, load_skeleton
 from cbgen.engine.model.probe import probe_model
 from cbgen.errors import UsageError
 from tests.helpers.models import EAGER_MODELS, PLAIN_MODELS, tiny_model

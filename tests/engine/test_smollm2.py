@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbgen.engine.config import ModelConfig
-from cbgen.engine.model.load import LoadedModel, load_model
+from cbgen.engine.model.loader import LoadedModel, load_model
 from tests.helpers.engine import make_request, run_engine, tokens_of
 from tests.helpers.models import full_logits, greedy_reference, make_engine
 

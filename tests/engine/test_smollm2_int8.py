@@ -6,7 +6,7 @@ import pytest
 
 from cbgen.engine.config import ModelConfig
 from cbgen.engine.cpu import native
-from cbgen.engine.model.load import LoadedModel, load_model
+from cbgen.engine.model.loader import LoadedModel, load_model
 from tests.engine.test_smollm2 import MODEL_FILE
 from tests.helpers.engine import make_request, run_engine, tokens_of
 from tests.helpers.models import make_engine

@@ -19,7 +19,7 @@ from cbgen.engine.cpu.decoder import FusedDecoder
 from cbgen.engine.cpu.int8 import quantize_for_cpu
 from cbgen.engine.cpu.linears import PackedLinear
 from cbgen.engine.cpu.native import Kernels
-from cbgen.engine.model.load import load_model
+from cbgen.engine.model.loader import load_model
 from cbgen.engine.model.probe import probe_model
 from cbgen.errors import UsageError
 from tests.helpers.models import full_logits, random_model, tiny_config, tiny_model
@@ -132,7 +132,7 @@ def test_the_plan_counts_int8_weights(library: Kernels, folder):
 @pytest.mark.parametrize("load", [load_model, lambda config: plan_engine(config, BATCHING)])
 def test_without_kernels_int8_is_refused_before_weights_are_read(folder, monkeypatch, load):
     monkeypatch.setattr(native, "why_missing", lambda: "the C++ kernels were not built")
-    monkeypatch.setattr("cbgen.engine.model.load._load_weights", None)
+    monkeypatch.setattr("cbgen.engine.model.loader._load_weights", None)
     with pytest.raises(UsageError, match=r"'int8'.*the C\+\+ kernels were not built"):
         load(ModelConfig(path=folder, device="cpu", quantization="int8"))
 

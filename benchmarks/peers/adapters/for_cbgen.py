@@ -14,7 +14,7 @@ from job import Job, Request, perform
 from cbgen.engine.build import build_engine
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.attach import attached
-from cbgen.engine.model.load import load_model
+from cbgen.engine.model.loader import load_model
 from cbgen.engine.request import FinishReason, GenerationOutput
 from cbgen.engine.request import Request as EngineRequest
 from cbgen.engine.sampling.params import SamplingParams

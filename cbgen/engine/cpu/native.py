@@ -410,7 +410,7 @@ def _open() -> Kernels | str:
 
 
 def kernels() -> Kernels | None:
-    """Return the library of kernels; None where it was not built or cannot be loaded."""
+    """Return the library of kernels; None if it was not built or cannot be loaded."""
     found = _open()
     return found if isinstance(found, Kernels) else None
 

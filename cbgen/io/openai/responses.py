@@ -173,7 +173,7 @@ def _param(record: Record, error: RowError) -> str | None:
 
 
 def outcome_of_line(row: Mapping[str, Any]) -> RowOutcome | None:
-    """Return the outcome of a line that this module laid out, None where it is another one's."""
+    """Return the outcome of a line that this module laid out; None if it is another one's."""
     name = _LINE_ID.fullmatch(str(row.get("id")))
     if name is None:
         return None
@@ -224,7 +224,7 @@ class Completion:
         return self._echo + (sample.text or "")
 
     def token_ids(self, sample: Sample) -> list[int] | None:
-        """Return the ids of a sample, None where they are not wanted."""
+        """Return the ids of a sample; None if they are not wanted."""
         return list(sample.generated_tokens) if self.wants_ids else None
 
     def logprobs(self, sample: Sample) -> dict[str, Any] | None:

@@ -170,7 +170,7 @@ def _lines_of(name: str) -> Iterator[bytes]:
 def _read_runs(names: Sequence[str]) -> tuple[list[RunHeader], int | None]:
     """Return what OUT.run says of the shards that have one, and how many records all have read.
 
-    The number is None where it was not noted for each.
+    The number is None if it was not noted for each.
 
     Raises:
         UsageError: a shard is not finished.

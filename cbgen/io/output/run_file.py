@@ -63,7 +63,7 @@ class RunFile:
 
     Attributes:
         path: its name.
-        previous: what the run before was made of; None where there was none, or it never began.
+        previous: what the run before was made of; None if there was none, or it never began.
         num_known: how many records the run before had read.
         has_ended: whether these were all that there are.
     """
@@ -203,7 +203,7 @@ class RunFile:
 def read_run(output_path: str) -> tuple[RunHeader, int] | None:
     """Return what the run that made an output was made of, and how many records it has read.
 
-    None where nothing is noted of it.
+    None if nothing is noted of it.
 
     Raises:
         UsageError: the file cannot be read.
@@ -226,7 +226,7 @@ def storable(digest: bytes) -> bytes:
 
 
 def _read_header(descriptor: int) -> tuple[RunHeader | None, int]:
-    """Return the header and where the digests begin; None where it is torn or missing."""
+    """Return the header and where the digests begin; None if it is torn or missing."""
     size = os.fstat(descriptor).st_size
     line = os.pread(descriptor, min(size, _MAX_HEADER_BYTES), 0)
     line = line[: line.find(b"\n") + 1]
