@@ -43,7 +43,7 @@ _FORKED = (
 
 
 class BackgroundEngine:
-    """Owns the engine, its thread, and the loan of the model while it runs. Thread-safe.
+    """Owns the engine and its thread, and borrows the model while it runs. Thread-safe.
 
     Can be started again after it has stopped or died, until it is destroyed.
 
