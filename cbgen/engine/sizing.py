@@ -171,4 +171,4 @@ class MemoryNeeds:
         if not num_full:
             return self.max_context
         pages = num_blocks * len(self.cache.groups) // num_full
-        return min(self.max_context, self.cache.page_start(pages))
+        return min(self.max_context, pages * self.cache.page_size)

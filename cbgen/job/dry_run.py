@@ -255,7 +255,7 @@ def _cache(plan: EnginePlan) -> dict[str, Any]:
     return {
         "blocks": plan.cache.num_blocks,
         "page_size": plan.cache.page_size,
-        "tokens": plan.cache.page_start(plan.cache.num_blocks),
+        "tokens": plan.cache.num_blocks * plan.cache.page_size,
         "pool_blocks": plan.cache.num_pool_blocks,
         "block_bytes": plan.cache.block_bytes,
         "longest_request": plan.longest_request,

@@ -38,7 +38,7 @@ def test_one_request_can_store_every_slot():
 
 def test_admission_gives_blocks_for_all_known_tokens():
     cache = private_cache()
-    ((group, first, blocks),) = place(cache, make_request("a", 9)).blocks
+    ((_, group, first, blocks),) = place(cache, make_request("a", 9)).blocks
     assert (group, first, len(blocks)) == (0, 0, 3)
     assert cache.block_table("a") == blocks
 
@@ -58,7 +58,7 @@ def test_growing_over_a_page_border_appends_one_block():
     cache = private_cache(page_size=4)
     request = placed(cache, "a", 8)
     old = cache.block_table("a")
-    ((_, first, new),) = extended(cache, request, 9)
+    ((_, _, first, new),) = extended(cache, request, 9)
     assert first == 2
     assert cache.block_table("a") == (*old, *new)
     assert request.num_slots == 12

@@ -13,21 +13,15 @@ from cbgen.engine.cache.block_pool import BlockPool
 from cbgen.engine.cache.host_pool import HostCopy, HostPool
 from cbgen.engine.cache.prefix import PrefixMatch, PrefixMatcher, PrefixNode, PrefixTree
 from cbgen.engine.cache.shape import CacheShape
-from cbgen.engine.cache.tables import (
-    BlockSequence,
-    BlockTables,
-    Growth,
-    check_sequences,
-    packed_tokens,
-)
+from cbgen.engine.cache.tables import BlockSequence, BlockTables, check_sequences, packed_tokens
 from cbgen.engine.request import Request
-from cbgen.engine.step import BlockCopy, BlockSwap
+from cbgen.engine.step import BlockCopy, BlockSwap, NewBlocks
 
 
 class Placement(NamedTuple):
     """What a request got when it was admitted."""
 
-    blocks: list[Growth]
+    blocks: list[NewBlocks]
     copies: list[BlockCopy]
     swaps_in: list[BlockSwap]
 
@@ -105,6 +99,7 @@ class KVCache:
         """
         host_copy, start = self._start(request, match)
         sequence = BlockSequence(len(self.shape.spans))
+        sequence.is_cacheable = self._shares_prefixes
         for node in match.shared:
             sequence.append(node)
         extended = self._tables.extend(request, sequence, start)
@@ -123,17 +118,17 @@ class KVCache:
             copies = self._copies(target, match)
         swaps = [] if host_copy is None else _swaps_in(sequence, host_copy, fresh)
         self._host.free(request.request_id)
-        self._index(request, sequence, request.num_known_tokens)
+        self._tables.index(request, sequence, request.num_known_tokens)
         return Placement(blocks, copies, swaps)
 
-    def grow(self, request: Request, start: int) -> list[Growth] | None:
+    def grow(self, request: Request, start: int) -> list[NewBlocks] | None:
         """Give an admitted request room for its known tokens, as far as a step at `start` needs.
 
         Returns:
             The new blocks, or None if not enough are free; nothing is taken then.
         """
         sequence = self._sequences[request.request_id]
-        self._index(request, sequence, request.num_known_tokens)
+        self._tables.index(request, sequence, request.num_known_tokens)
         extended = self._tables.extend(request, sequence, start)
         return None if extended is None else extended[0]
 
@@ -165,13 +160,13 @@ class KVCache:
             return
         num_tokens = min(request.num_computed_tokens, request.num_known_tokens) if keep else 0
         if keep:
-            self._index(request, sequence, num_tokens)
+            self._tables.index(request, sequence, num_tokens)
         request.num_slots = 0
         request.packed_tokens = None
         for node in reversed(sequence.nodes):
             if node.owner is request:
                 node.owner = None
-                self._tree.truncate(node, num_tokens - self.shape.page_start(node.index))
+                self._tree.truncate(node, num_tokens - node.index * self.shape.page_size)
             for group, block in sequence.held_of(node):
                 self._tables.release(node, group, block)
             node.num_users -= 1
@@ -220,10 +215,6 @@ class KVCache:
         if host_copy is None:
             return None, found
         return host_copy, max(found, host_copy.num_tokens)
-
-    def _index(self, request: Request, sequence: BlockSequence, num_tokens: int) -> None:
-        if self._shares_prefixes:
-            self._tables.index(request, sequence, num_tokens)
 
     def _copies(self, target: PrefixNode, match: PrefixMatch) -> list[BlockCopy]:
         for source in match.source_blocks:

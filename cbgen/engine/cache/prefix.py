@@ -282,7 +282,7 @@ class PrefixMatch:
 
     def num_tokens(self, shape: CacheShape) -> int:
         """Return the tokens that need not be computed."""
-        return shape.page_start(len(self.nodes)) + self.tail_tokens
+        return len(self.nodes) * shape.page_size + self.tail_tokens
 
 
 class PrefixMatcher:

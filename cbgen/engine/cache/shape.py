@@ -101,14 +101,6 @@ class CacheShape:
         """Return how many pages so many tokens take."""
         return -(-num_tokens // self.page_size)
 
-    def page_of(self, position: int) -> int:
-        """Return the page that holds the token at a position."""
-        return position // self.page_size
-
-    def page_start(self, page: int) -> int:
-        """Return the position of a page's first token: the tokens of the pages before it."""
-        return page * self.page_size
-
     @cached_property
     def most_blocks(self) -> tuple[int | None, ...]:
         """Most blocks that a request needs at once, by group; None = all of its pages."""
@@ -128,11 +120,9 @@ class CacheShape:
         unbounded = sys.maxsize // 2
         if self.blocks_for(unbounded) <= self.num_pool_blocks:
             return unbounded
-        return self.page_start(
-            largest(
-                self.num_pool_blocks,
-                lambda pages: self.blocks_for_pages(pages) <= self.num_pool_blocks,
-            )
+        return self.page_size * largest(
+            self.num_pool_blocks,
+            lambda pages: self.blocks_for_pages(pages) <= self.num_pool_blocks,
         )
 
     def blocks_for(self, num_tokens: int) -> int:

@@ -6,12 +6,12 @@ Groups with a window hold blocks from the window on and give back those behind i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from cbgen.engine.cache.block_pool import BlockPool
 from cbgen.engine.cache.prefix import TOKEN_BYTES, PrefixNode, PrefixTree, pack_tokens
 from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.request import Request
+from cbgen.engine.step import NewBlocks
 
 
 class BlockSequence:
@@ -101,7 +101,7 @@ def check_sequences(
             raise AssertionError(
                 f"{name} holds {count} blocks with {stored} tokens stored, {known} known"
             )
-        num_slots = shape.page_start(min(sequence.end))
+        num_slots = min(sequence.end) * shape.page_size
         if request.num_slots != num_slots or num_slots < stored:
             raise AssertionError(f"{name} has {stored} tokens stored and {request.num_slots} slots")
         for index, node in enumerate(sequence.nodes):
@@ -109,14 +109,6 @@ def check_sequences(
                 raise AssertionError(f"logical block {index} of {name} is out of place")
             if any(block < 0 for _, block in sequence.held_of(node)):
                 raise AssertionError(f"logical block {index} of {name} is held and not there")
-
-
-class Growth(NamedTuple):
-    """Blocks of one group that a request got, from logical block `first` on."""
-
-    group: int
-    first: int
-    block_ids: tuple[int, ...]
 
 
 class BlockTables:
@@ -135,8 +127,9 @@ class BlockTables:
     def __init__(self, pool: BlockPool, tree: PrefixTree, shape: CacheShape) -> None:
         self._pool = pool
         self._tree = tree
-        self._shape = shape
-        self._page_bytes = shape.page_start(1) * TOKEN_BYTES
+        self._page_size = shape.page_size
+        self._spans = shape.spans
+        self._most_blocks = shape.most_blocks
 
     def can_begin(self, shared: Sequence[PrefixNode], start: int, num_tokens: int) -> bool:
         """Whether there are blocks for a new sequence.
@@ -147,15 +140,15 @@ class BlockTables:
             num_tokens: tokens that it knows.
         """
         wanted = 0
-        for group, span in enumerate(self._shape.spans):
-            first = self._shape.page_of(span.first_key(start))
+        for group, span in enumerate(self._spans):
+            first = span.first_key(start) // self._page_size
             end = self._horizon(group, first, num_tokens)
             wanted += end - first - self._num_in_use(shared[first:end], group)
         return wanted <= self._pool.num_free
 
     def extend(
         self, request: Request, sequence: BlockSequence, start: int
-    ) -> tuple[list[Growth], set[int]] | None:
+    ) -> tuple[list[NewBlocks], set[int]] | None:
         """Move the windows of a sequence up to `start` and give it room for its known tokens.
 
         Args:
@@ -168,8 +161,8 @@ class BlockTables:
         """
         wanted: list[tuple[int, int, int]] = []
         num_missing = 0
-        for group, span in enumerate(self._shape.spans):
-            first = self._shape.page_of(span.first_key(start))
+        for group, span in enumerate(self._spans):
+            first = span.first_key(start) // self._page_size
             for node, block in sequence.pass_by(group, first):
                 self.release(node, group, block)
             begin, end = sequence.end[group], self._horizon(group, first, request.num_tokens)
@@ -179,21 +172,22 @@ class BlockTables:
                 num_missing += end - begin - in_use
         if num_missing > self._pool.num_free:
             return None
-        while self._shape.page_start(len(sequence.nodes)) < request.num_tokens:
+        while len(sequence.nodes) * self._page_size < request.num_tokens:
             parent = sequence.nodes[-1] if sequence.nodes else self._tree.root
-            sequence.append(PrefixNode(parent, len(self._shape.spans), request))
+            sequence.append(PrefixNode(parent, len(self._spans), request))
         for group, begin, end in wanted:  # all that is shared, before anything is evicted
             for node in sequence.nodes[begin:end]:
                 if node.blocks[group] >= 0:
                     self._pool.acquire(node.blocks[group])
-        growth: list[Growth] = []
+        growth: list[NewBlocks] = []
         fresh: set[int] = set()
         for group, begin, end in wanted:
             nodes = sequence.nodes[begin:end]
             fresh.update(self._fill(nodes, group))
             sequence.end[group] = end
-            growth.append(Growth(group, begin, tuple(node.blocks[group] for node in nodes)))
-        request.num_slots = self._shape.page_start(min(sequence.end))
+            block_ids = tuple(node.blocks[group] for node in nodes)
+            growth.append(NewBlocks(request.row, group, begin, block_ids))
+        request.num_slots = min(sequence.end) * self._page_size
         return growth, fresh
 
     def index(self, request: Request, sequence: BlockSequence, num_tokens: int) -> None:
@@ -206,9 +200,9 @@ class BlockTables:
         """
         if not sequence.is_cacheable:
             return
-        begin = self._shape.page_start(sequence.num_final)
-        end = min(num_tokens, self._shape.page_start(len(sequence.nodes)))
-        tokens, page_bytes = packed_range(request, begin, end), self._page_bytes
+        begin = sequence.num_final * self._page_size
+        end = min(num_tokens, len(sequence.nodes) * self._page_size)
+        tokens, page_bytes = packed_range(request, begin, end), self._page_size * TOKEN_BYTES
         for first in range(0, len(tokens), page_bytes):
             page = tokens[first : first + page_bytes]
             is_placed = self._tree.place(sequence.nodes[sequence.num_final], page)
@@ -226,8 +220,8 @@ class BlockTables:
         Not if its windows have moved up to a token behind it, whose result is not known yet.
         """
         return all(
-            sequence.first[group] <= self._shape.page_of(span.first_key(start))
-            for group, span in enumerate(self._shape.spans)
+            sequence.first[group] <= span.first_key(start) // self._page_size
+            for group, span in enumerate(self._spans)
         )
 
     def release(self, node: PrefixNode, group: int, block: int) -> None:
@@ -250,5 +244,5 @@ class BlockTables:
 
     def _horizon(self, group: int, first: int, num_tokens: int) -> int:
         """Return where the blocks that are held from logical block `first` on end."""
-        count, most = self._shape.num_pages(num_tokens), self._shape.most_blocks[group]
+        count, most = -(-num_tokens // self._page_size), self._most_blocks[group]
         return count if most is None else min(first + most, count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cbgen.engine.cache.kv_cache import Placement
-from cbgen.engine.cache.tables import Growth
 from cbgen.engine.request import Request
 from cbgen.engine.step import (
     AdmittedRow,
@@ -89,14 +88,13 @@ class BatchBuilder:
         self._admitted.append(
             AdmittedRow(request.row, request.prompt_ids, request.params, generated_tokens)
         )
-        self.add_blocks(request, placement.blocks)
+        self.add_blocks(placement.blocks)
         self._copies += placement.copies
         self._swaps_in += placement.swaps_in
 
-    def add_blocks(self, request: Request, growth: Iterable[Growth]) -> None:
+    def add_blocks(self, blocks: Iterable[NewBlocks]) -> None:
         """Put blocks into the block tables of a request."""
-        for group, first, block_ids in growth:
-            self._new_blocks.append(NewBlocks(request.row, group, first, block_ids))
+        self._new_blocks += blocks
 
     def swap_out(self, swaps: Iterable[BlockSwap]) -> None:
         """Copy blocks to the host pool before anything else happens."""

@@ -236,7 +236,7 @@ class Scheduler(ABC):
             self._preempt(youngest, builder)
             if youngest is request:
                 return False
-        builder.add_blocks(request, growth)
+        builder.add_blocks(growth)
         return True
 
     def _preempt(self, request: Request, builder: BatchBuilder) -> None:
