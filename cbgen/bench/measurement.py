@@ -275,7 +275,7 @@ def _run(
 
 
 def _request(request_id: str, prompt: Sequence[int], max_new_tokens: int) -> Request:
-    return Request(request_id, prompt, SamplingParams(max_new_tokens=max_new_tokens))
+    return Request(request_id, list(prompt), SamplingParams(max_new_tokens=max_new_tokens))
 
 
 def _checked(output: GenerationOutput, workload: str) -> list[int]:

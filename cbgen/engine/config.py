@@ -5,6 +5,7 @@ No torch, no transformers: a recipe is checked before either is imported.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,6 +19,29 @@ ATTENTION_BACKENDS = ("auto", *BACKENDS, *ALIASES)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8",)
 SCHEDULER_TYPES = ("fifo", "prefill_first")
+
+_RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
+    ("be at least 4", lambda value: value >= 4, ("page_size",)),
+    (
+        "be at least 1",
+        lambda value: value >= 1,
+        ("num_blocks", "max_batch_tokens", "max_requests_per_batch"),
+    ),
+    ("be between 0 and 1", lambda value: 0 <= value <= 1, ("safety_margin",)),
+    (
+        "be above 0 and at most 1",
+        lambda value: 0 < value <= 1,
+        ("max_memory_percent", "cpu_offload_space_safety_threshold"),
+    ),
+    ("be 0 to 3", lambda value: 0 <= value <= 3, ("default_compile_level",)),
+    (f"be at least 0 and at most {MAX_SEED}", lambda value: 0 <= value <= MAX_SEED, ("seed",)),
+    (
+        "not be negative",
+        lambda value: value >= 0,
+        ("max_queue_size", "cpu_offload_space", "max_blocks_per_request"),
+    ),
+)
+"""What the fields of ContinuousBatchingConfig must be, where they are given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +59,8 @@ class ModelConfig:
     device_map: str | None = None
     """null | auto: spread a model over the GPUs of one process."""
     attn_implementation: str = "auto"
-    """auto | cpu (the C++ kernels) | sdpa | eager ("paged|eager" is the same)."""
+    """How attention is computed; auto = the best way that serves model and machine: on a CPU that
+    is cpu, the C++ kernels, where they can be used. "paged|eager" is the same as eager."""
     tp_size: int | None = None
     """Ranks that share one copy of the weights; null = all ranks."""
     quantization: str | None = None
@@ -138,38 +163,13 @@ class ContinuousBatchingConfig:
     """Seconds that ranks wait for one another; null = the library's default."""
 
     def __post_init__(self) -> None:
-        self._check_ranges()
+        for expected, is_valid, names in _RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not is_valid(value):
+                    raise UsageError(f"{name} must {expected}, got {value}")
         _check_choice("scheduler_type", self.scheduler_type, SCHEDULER_TYPES)
         self._refuse_unsupported()
-
-    def _check_ranges(self) -> None:
-        if self.page_size < 4:
-            raise UsageError(f"page_size must be at least 4, got {self.page_size}")
-        for name in ("num_blocks", "max_batch_tokens", "max_requests_per_batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, got {value}")
-        if self.safety_margin is not None and not 0 <= self.safety_margin <= 1:
-            raise UsageError(f"safety_margin must be between 0 and 1, got {self.safety_margin}")
-        if self.max_memory_percent is not None and not 0 < self.max_memory_percent <= 1:
-            raise UsageError(
-                f"max_memory_percent must be above 0 and at most 1, got {self.max_memory_percent}"
-            )
-        if not 0 <= self.default_compile_level <= 3:
-            raise UsageError(
-                f"default_compile_level must be 0 to 3, got {self.default_compile_level}"
-            )
-        if not 0 < self.cpu_offload_space_safety_threshold <= 1:
-            raise UsageError(
-                "cpu_offload_space_safety_threshold must be above 0 and at most 1, "
-                f"got {self.cpu_offload_space_safety_threshold}"
-            )
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            raise UsageError(f"seed must be at least 0 and at most {MAX_SEED}, got {self.seed}")
-        for name in ("max_queue_size", "cpu_offload_space", "max_blocks_per_request"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise UsageError(f"{name} must not be negative, got {value}")
 
     def _refuse_unsupported(self) -> None:
         accepted: dict[str, tuple[Any, ...]] = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import IntEnum, StrEnum
 
 from cbgen.engine.sampling.params import SamplingParams
@@ -58,6 +57,7 @@ class GenerationOutput:
         return self.status >= RequestStatus.FINISHED
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """The state of one request inside the engine. Scheduler and cache change it, nobody else.
 
@@ -68,98 +68,61 @@ class Request:
     cache) chases `num_tokens` (tokens known or being sampled). Invariants: 0 <= num_computed_tokens
     <= num_tokens; `row` is set exactly while the request is admitted.
 
-    Attributes:
-        num_tokens: tokens known and tokens being sampled.
-        num_pending_tokens: tokens sampled in a step whose result has not come back yet.
-        num_settled_tokens: tokens that were in the cache before step `settled_step` began.
-        num_slots: tokens for which the cache has given it room.
-        num_lost_tokens: tokens that were computed when it was preempted.
-        max_tokens: most tokens of prompt and answer together; set when the scheduler takes it.
-        expected_blocks: blocks of the cache that its whole length is expected to take.
-        parent_id: the request that it is another sample of, and with which it is cancelled.
-        stop_checker: looks for its stop strings; None if it has none, or without a tokenizer.
-        packed_tokens: its known tokens as the prefix cache compares them; None if not packed.
-
     Args:
         request_id: no other unfinished request has it.
         prompt_ids: are copied.
         params: how its tokens are drawn, and what ends it.
-        parent_id: see above.
+        parent_id: the request that it is another sample of, and with which it is cancelled.
         tokenizer: decodes its answer; without one a request with stop strings fails.
     """
 
-    __slots__ = (
-        "admission",
-        "created_time",
-        "error",
-        "error_code",
-        "expected_blocks",
-        "finish_reason",
-        "finished_time",
-        "generated_tokens",
-        "logprobs",
-        "max_tokens",
-        "num_computed_tokens",
-        "num_lost_tokens",
-        "num_pending_tokens",
-        "num_preemptions",
-        "num_settled_tokens",
-        "num_slots",
-        "num_tokens",
-        "packed_tokens",
-        "params",
-        "parent_id",
-        "prompt_ids",
-        "request_id",
-        "row",
-        "settled_step",
-        "started_time",
-        "status",
-        "stop_checker",
-    )
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    parent_id: str | None = field(default=None, kw_only=True)
+    tokenizer: InitVar[TokenDecoder | None] = field(default=None, kw_only=True)
+    status: RequestStatus = field(default=RequestStatus.PENDING, init=False)
+    generated_tokens: list[int] = field(default_factory=list, init=False)
+    logprobs: list[float] = field(default_factory=list, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    error: str | None = field(default=None, init=False)
+    error_code: str | None = field(default=None, init=False)
+    row: int = field(default=-1, init=False)
+    admission: int = field(default=0, init=False)
+    num_computed_tokens: int = field(default=0, init=False)
+    num_tokens: int = field(init=False)
+    """Tokens known and tokens being sampled."""
+    num_pending_tokens: int = field(default=0, init=False)
+    """Tokens sampled in a step whose result has not come back yet."""
+    num_settled_tokens: int = field(default=0, init=False)
+    """Tokens that were in the cache before step `settled_step` began."""
+    settled_step: int = field(default=-1, init=False)
+    num_slots: int = field(default=0, init=False)
+    """Tokens for which the cache has given it room."""
+    num_lost_tokens: int = field(default=0, init=False)
+    """Tokens that were computed when it was preempted."""
+    num_preemptions: int = field(default=0, init=False)
+    max_tokens: int = field(default=0, init=False)
+    """Most tokens of prompt and answer together; set when the scheduler takes it."""
+    expected_blocks: int = field(default=0, init=False)
+    """Blocks of the cache that its whole length is expected to take."""
+    stop_checker: StopChecker | None = field(default=None, init=False)
+    """Looks for its stop strings; None if it has none, or without a tokenizer."""
+    packed_tokens: bytes | None = field(default=None, init=False)
+    """Its known tokens as the prefix cache compares them; None if not packed."""
+    created_time: float = field(default_factory=time.perf_counter, init=False)
+    started_time: float = field(default=-1.0, init=False)
+    finished_time: float = field(default=-1.0, init=False)
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        parent_id: str | None = None,
-        tokenizer: TokenDecoder | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.parent_id = parent_id
-        self.prompt_ids = list(prompt_ids)
-        self.params = params
-        self.status = RequestStatus.PENDING
-        self.generated_tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.finish_reason: FinishReason | None = None
-        self.error: str | None = None
-        self.error_code: str | None = None
-        self.row = -1
-        self.admission = 0
-        self.num_computed_tokens = 0
+    def __post_init__(self, tokenizer: TokenDecoder | None) -> None:
+        self.prompt_ids = list(self.prompt_ids)
         self.num_tokens = len(self.prompt_ids)
-        self.num_pending_tokens = 0
-        self.num_settled_tokens = 0
-        self.settled_step = -1
-        self.num_slots = 0
-        self.num_lost_tokens = 0
-        self.num_preemptions = 0
-        self.max_tokens = 0
-        self.expected_blocks = 0
-        self.stop_checker: StopChecker | None = None
-        if tokenizer is not None and params.stop_strings:
+        if tokenizer is not None and self.params.stop_strings:
             self.stop_checker = StopChecker(
                 tokenizer,
-                params.stop_strings,
-                skip_special_tokens=params.skip_special_tokens,
+                self.params.stop_strings,
+                skip_special_tokens=self.params.skip_special_tokens,
             )
-        self.packed_tokens: bytes | None = None
-        self.created_time = time.perf_counter()
-        self.started_time = -1.0
-        self.finished_time = -1.0
 
     @property
     def num_known_tokens(self) -> int:

@@ -26,14 +26,13 @@ def test_check_finds_a_lost_row(scheduler):
 
 
 def test_check_finds_a_request_that_neither_waits_nor_runs(scheduler):
-    (waiting,) = scheduler._waiting.first(1)
-    scheduler._waiting.remove(waiting)
+    scheduler._waiting.popitem()
     with pytest.raises(AssertionError, match="neither waiting nor admitted"):
         scheduler.check()
 
 
 def test_check_finds_a_request_that_waits_and_runs(scheduler):
-    scheduler._waiting.append(scheduler._active["a"])
+    scheduler._waiting["a"] = scheduler._active["a"]
     with pytest.raises(AssertionError, match="or both"):
         scheduler.check()
 

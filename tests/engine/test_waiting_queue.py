@@ -4,38 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cbgen.engine.scheduler.waiting import WaitingQueue
 from tests.helpers.engine import make_request, scheduled_ids
 from tests.helpers.shadow_run import ShadowRun, text
-
-
-def queue_of(names: str) -> WaitingQueue:
-    queue = WaitingQueue()
-    for name in names:
-        queue.append(make_request(name))
-    return queue
-
-
-def test_requests_stand_in_order_of_arrival():
-    assert list(queue_of("abc")) == ["a", "b", "c"]
-
-
-def test_a_preempted_request_stands_before_all_others():
-    queue = queue_of("abc")
-    queue.put_first(make_request("old"))
-    assert list(queue) == ["old", "a", "b", "c"]
-
-
-def test_a_request_leaves_from_where_it_stands():
-    queue = queue_of("abc")
-    queue.remove(queue.first(2)[1])
-    assert list(queue) == ["a", "c"]
-
-
-def test_looking_at_the_first_requests_takes_none():
-    queue = queue_of("abc")
-    assert [request.request_id for request in queue.first(2)] == ["a", "b"]
-    assert len(queue.first(9)) == len(queue) == 3
 
 
 def test_a_request_that_waits_for_a_prefix_lets_the_next_one_go_first():

@@ -98,8 +98,8 @@ class KVCache:
             ValueError: not enough blocks are free; ask `can_admit` first.
         """
         host_copy, start = self._start(request, match)
-        sequence = BlockSequence(len(self.shape.spans))
-        sequence.is_cacheable = self._shares_prefixes
+        num_groups = len(self.shape.spans)
+        sequence = BlockSequence([0] * num_groups, [0] * num_groups, self._shares_prefixes)
         for node in match.shared:
             sequence.append(node)
         extended = self._tables.extend(request, sequence, start)
@@ -191,7 +191,8 @@ class KVCache:
     def block_table(self, request_id: str, group: int = 0) -> tuple[int, ...]:
         """Return the blocks that a request holds in a group, in logical order."""
         sequence = self._sequences.get(request_id)
-        return () if sequence is None else sequence.table(group)
+        held = () if sequence is None else sequence.held()
+        return tuple(block for (_, holder), block in held if holder == group)
 
     def check(self, active: Iterable[Request], waiting: Iterable[str]) -> None:
         """Recompute everything from scratch and compare.

@@ -19,7 +19,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from cbgen.engine.cache.block_pool import BlockPool
 from cbgen.engine.cache.shape import CacheShape
@@ -37,50 +37,36 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PrefixNode:
-    """One logical block of one or more sequences.
+    """One logical block of one or more sequences."""
 
-    Attributes:
-        index: logical block number: its tokens begin at `index * page_size`.
-        tokens: packed ids, of tokens that are stored or will be; the owner decides how many are.
-        blocks: block of each layer group; -1 where a window has passed it and it is gone.
-        parent: the logical block before it; None for the root alone.
-        owner: the admitted request that writes the block; None if nothing is added any more.
-        num_users: admitted requests that have the node in their sequence.
-        is_indexed: whether the node is in the tree.
-        copied: (step, packed length, blocks) of the part that was there before the step in which
-            the node was made; what a step copies must have been stored before it.
-    """
+    parent: PrefixNode | None
+    """The logical block before it; None for the root alone."""
+    num_groups: InitVar[int]
+    owner: Request | None
+    """The admitted request that writes the block; None if nothing is added any more."""
+    index: int = field(init=False)
+    """Logical block number: its tokens begin at `index * page_size`."""
+    blocks: list[int] = field(init=False)
+    """Block of each layer group; -1 where a window has passed it and it is gone."""
+    tokens: bytes = b""
+    """Packed ids, of tokens that are stored or will be; the owner decides how many are."""
+    num_users: int = 0
+    """Admitted requests that have the node in their sequence."""
+    is_indexed: bool = field(init=False)
+    """Whether the node is in the tree."""
+    copied: tuple[int, int, Sequence[int]] = (-1, 0, ())
+    """(step, packed length, blocks) of the part that was there before the step in which the node
+    was made; what a step copies must have been stored before it."""
+    children: list[PrefixNode] = field(default_factory=list)
+    """Nodes that continue this one, sorted by their tokens."""
+    _keys: list[bytes] = field(default_factory=list)
 
-    __slots__ = (
-        "_children",
-        "_keys",
-        "blocks",
-        "copied",
-        "index",
-        "is_indexed",
-        "num_users",
-        "owner",
-        "parent",
-        "tokens",
-    )
-
-    def __init__(self, parent: PrefixNode | None, num_groups: int, owner: Request | None) -> None:
-        self.parent = parent
-        self.index: int = -1 if parent is None else parent.index + 1
-        self.owner = owner
-        self.tokens = b""
+    def __post_init__(self, num_groups: int) -> None:
+        self.index = -1 if self.parent is None else self.parent.index + 1
         self.blocks = [-1] * num_groups
-        self.num_users = 0
-        self.is_indexed = parent is None
-        self.copied: tuple[int, int, list[int]] = (-1, 0, [])
-        self._children: list[PrefixNode] = []
-        self._keys: list[bytes] = []
-
-    @property
-    def children(self) -> Sequence[PrefixNode]:
-        """Nodes that continue this one, sorted by their tokens."""
-        return self._children
+        self.is_indexed = self.parent is None
 
     def closest(self, tokens: bytes) -> tuple[PrefixNode | None, int]:
         """Return the child with the longest common run with packed tokens, and its token count."""
@@ -90,14 +76,14 @@ class PrefixNode:
             if 0 <= index < len(self._keys):
                 length = common_run(self._keys[index], tokens)
                 if length > longest:
-                    best, longest = self._children[index], length
+                    best, longest = self.children[index], length
         return best, longest
 
     def find(self, tokens: bytes) -> PrefixNode | None:
         """Return the child that holds exactly these packed tokens."""
         place = bisect_left(self._keys, tokens)
         if place < len(self._keys) and self._keys[place] == tokens:
-            return self._children[place]
+            return self.children[place]
         return None
 
     def insert(self, child: PrefixNode, tokens: bytes) -> None:
@@ -112,23 +98,23 @@ class PrefixNode:
         child.tokens = tokens
         child.is_indexed = True
         self._keys.insert(place, tokens)
-        self._children.insert(place, child)
+        self.children.insert(place, child)
 
     def remove(self, child: PrefixNode) -> None:
         """Take a child out of the tree."""
         place = bisect_left(self._keys, child.tokens)
-        if self._children[place] is not child:
+        if self.children[place] is not child:
             raise ValueError("the node is not a child of this one")
-        del self._keys[place], self._children[place]
+        del self._keys[place], self.children[place]
         child.is_indexed = False
 
     def subtree(self) -> Iterator[PrefixNode]:
         """Yield all nodes below this one, parents first."""
-        stack = list(self._children)
+        stack = list(self.children)
         while stack:
             node = stack.pop()
             yield node
-            stack.extend(node._children)
+            stack.extend(node.children)
 
 
 def common_run(first: bytes, second: bytes) -> int:
@@ -382,7 +368,7 @@ class PrefixMatcher:
             return length
         return min(length, node.owner.num_computed_tokens - node.index * self._page_size)
 
-    def _settled(self, node: PrefixNode, step: int) -> tuple[int, list[int]]:
+    def _settled(self, node: PrefixNode, step: int) -> tuple[int, Sequence[int]]:
         """Return how many tokens of a node were stored before a step, and in which blocks."""
         copied_in, num_copied, blocks = node.copied
         if copied_in == step:

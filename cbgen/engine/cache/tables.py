@@ -6,6 +6,7 @@ Groups with a window hold blocks from the window on and give back those behind i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cbgen.engine.cache.block_pool import BlockPool
 from cbgen.engine.cache.prefix import TOKEN_BYTES, PrefixNode, PrefixTree, pack_tokens
@@ -14,24 +15,19 @@ from cbgen.engine.request import Request
 from cbgen.engine.step import NewBlocks
 
 
+@dataclass(slots=True)
 class BlockSequence:
-    """Logical blocks in order. In group g it holds those from `first[g]` up to `end[g]`.
+    """Logical blocks in order. In group g it holds those from `first[g]` up to `end[g]`."""
 
-    Attributes:
-        num_final: leading nodes whose tokens are complete and in the tree.
-        is_cacheable: whether later nodes can be put into the tree; not if one before is missing.
-        is_stale: whether its keys are those of weights that have changed since.
-    """
-
-    __slots__ = ("end", "first", "is_cacheable", "is_stale", "nodes", "num_final")
-
-    def __init__(self, num_groups: int) -> None:
-        self.nodes: list[PrefixNode] = []
-        self.first = [0] * num_groups
-        self.end = [0] * num_groups
-        self.num_final = 0
-        self.is_cacheable = True
-        self.is_stale = False
+    first: list[int]
+    end: list[int]
+    is_cacheable: bool = True
+    """Whether later nodes can be put into the tree; not if one before is missing."""
+    is_stale: bool = False
+    """Whether its keys are those of weights that have changed since."""
+    nodes: list[PrefixNode] = field(default_factory=list)
+    num_final: int = 0
+    """Leading nodes whose tokens are complete and in the tree."""
 
     def append(self, node: PrefixNode) -> None:
         """Add the next logical block."""
@@ -59,11 +55,6 @@ class BlockSequence:
             for group, block in enumerate(node.blocks)
             if self.first[group] <= node.index < self.end[group]
         ]
-
-    def table(self, group: int) -> tuple[int, ...]:
-        """Return the blocks that it holds in a group, in logical order."""
-        nodes = self.nodes[self.first[group] : self.end[group]]
-        return tuple(node.blocks[group] for node in nodes)
 
 
 def packed_tokens(request: Request) -> bytes:

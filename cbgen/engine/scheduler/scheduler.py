@@ -15,8 +15,10 @@ A request that has been scheduled in a step is not preempted in it: others may u
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.cache.prefix import PrefixMatch
@@ -25,7 +27,7 @@ from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import FinishReason, Request, RequestStatus
 from cbgen.engine.scheduler.admission import Admission, outgrown, refusal, token_limit
 from cbgen.engine.scheduler.builder import BatchBuilder
-from cbgen.engine.scheduler.waiting import UnfinishedRequests, WaitingQueue
+from cbgen.engine.scheduler.waiting import UnfinishedRequests
 from cbgen.engine.step import SampledTokens, ScheduledBatch, StepResult
 from cbgen.errors import RowError
 
@@ -40,8 +42,8 @@ _NON_FINITE = (
 class Scheduler(ABC):
     """Owns the waiting queue, the admitted requests (oldest admission first) and the free rows.
 
-    Pure Python: no tensors. A policy decides in which order admitted requests get the tokens of a
-    step, see `policies`.
+    The queue is in order of arrival, with preempted requests before all others. A policy decides in
+    which order admitted requests get the tokens of a step, see `policies`.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Scheduler(ABC):
         self._plan = plan
         self._cache_tokens = plan.cache.max_tokens  # read for every token
         self._observer = observer
-        self._waiting = WaitingQueue()
+        self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._active: dict[str, Request] = {}
         self._unfinished: UnfinishedRequests[Request] = UnfinishedRequests()
         self._finished: list[Request] = []
@@ -76,7 +78,7 @@ class Scheduler(ABC):
             return
         request.max_tokens = token_limit(request, self._plan)
         self._unfinished.add(request)
-        self._waiting.append(request)
+        self._waiting[request.request_id] = request
 
     def cancel(self, request_id: str) -> None:
         """End a request and its other samples now; unknown and finished ids are ignored."""
@@ -197,7 +199,8 @@ class Scheduler(ABC):
 
     def _admit_waiting(self, builder: BatchBuilder) -> None:
         rows = min(len(self._free_rows), builder.tokens_left)
-        for request in self._waiting.first(rows + _MOST_SKIPPED if rows else 0):
+        count = rows + _MOST_SKIPPED if rows else 0
+        for request in list(islice(self._waiting.values(), count)):
             if builder.tokens_left == 0 or not self._free_rows:
                 return
             match = self._cache.match(request, builder.step)
@@ -210,7 +213,7 @@ class Scheduler(ABC):
 
     def _admit(self, request: Request, match: PrefixMatch, builder: BatchBuilder) -> None:
         self._num_admissions += 1
-        self._waiting.remove(request)
+        del self._waiting[request.request_id]
         self._active[request.request_id] = request
         self._admission.add(request)
         request.admit(self._free_rows.pop(), self._num_admissions)
@@ -250,7 +253,8 @@ class Scheduler(ABC):
             self._observer.preempted(request.row, request.num_computed_tokens)
         self._release(request)
         request.preempt()
-        self._waiting.put_first(request)
+        self._waiting[request.request_id] = request
+        self._waiting.move_to_end(request.request_id, last=False)
 
     def _append(self, request: Request, sampled: SampledTokens) -> None:
         """Append tokens until one ends the request."""
@@ -303,7 +307,7 @@ class Scheduler(ABC):
             # Keys and values of a model that gave no numbers are of no use to others.
             self._release(request, keep=reason is not FinishReason.ERROR)
         else:
-            self._waiting.remove(request)
+            del self._waiting[request.request_id]
             self._cache.forget(request.request_id)
         self._unfinished.remove(request)
         self._finished.append(request)
