@@ -49,8 +49,7 @@ class PlannedEngine:
     facts: ModelFacts
     """As they would be with the weights loaded."""
     plan_facts: PlanFacts
-    free_bytes: int
-    """Memory of the device that is free now, without the weights."""
+    """The free memory is what the weights leave."""
 
 
 def plan_engine(model: ModelConfig, config: ContinuousBatchingConfig) -> PlannedEngine:
@@ -74,7 +73,7 @@ def plan_engine(model: ModelConfig, config: ContinuousBatchingConfig) -> Planned
         )
     numbers = replace(plan_facts(facts), free_bytes=left)
     plan = resolve(config, model.attn_implementation, numbers)
-    return PlannedEngine(loaded, plan, facts, numbers, free)
+    return PlannedEngine(loaded, plan, facts, numbers)
 
 
 def build_engine(

@@ -59,8 +59,8 @@ class ModelConfig:
     device_map: str | None = None
     """null | auto: spread a model over the GPUs of one process."""
     attn_implementation: str = "auto"
-    """How attention is computed; auto = the best way that serves model and machine: on a CPU that
-    is cpu, the C++ kernels, where they can be used. "paged|eager" is the same as eager."""
+    """How attention is computed; auto = the best way that serves model and machine. cpu stands for
+    the C++ kernels, and "paged|eager" is the same as eager."""
     tp_size: int | None = None
     """Ranks that share one copy of the weights; null = all ranks."""
     quantization: str | None = None

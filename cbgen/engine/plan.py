@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from cbgen.engine.attention.backends import ALIASES, BACKENDS, backend_class
 from cbgen.engine.cache.groups import LayerGroup, group_layers
@@ -94,7 +95,9 @@ def resolve(
         UsageError: what was asked cannot be done on this machine or with this model.
     """
     backend, backend_reason = _attention(attn_implementation, facts)
-    max_context, context_reason = _context(facts)
+    max_context, context_reason = facts.max_context, "the model's config"
+    if max_context is None:
+        max_context, context_reason = _UNBOUNDED_CONTEXT, "the model's config sets no bound"
     needs = MemoryNeeds(
         facts=facts,
         cache=CacheShape(
@@ -112,7 +115,10 @@ def resolve(
     num_host_blocks, host_reason, warnings = sizes.host_blocks(
         max_batch_tokens, max_requests, num_blocks
     )
-    margin, margin_reason = _margin(config)
+    margin, margin_reason = config.safety_margin, "given"
+    if margin is None:
+        margin = _SAFETY_MARGIN[config.scheduler_type]
+        margin_reason = f"default of {config.scheduler_type}"
     return EnginePlan(
         attn_implementation=backend,
         cache=needs.cache.sized(
@@ -209,20 +215,13 @@ class _Sizes:
                 wanted, reason = max(1, affordable), "as memory for logits allows"
         if max_batch_tokens < wanted:
             wanted, reason = max_batch_tokens, "no more than max_batch_tokens"
-        blocks = self._blocks_beside(max_batch_tokens, wanted)
+        # Each has a block at least, beside the buffers for so many.
+        blocks = config.num_blocks
+        if blocks is None:
+            blocks = largest(wanted, lambda count: self._fits(max_batch_tokens, count, count))
         if blocks < wanted:
             wanted, reason = max(1, blocks), "no more than num_blocks"
         return wanted, reason
-
-    def _blocks_beside(self, max_batch_tokens: int, max_requests: int) -> int:
-        """Return how many requests can have a block each beside the buffers for so many."""
-        if self._config.num_blocks is not None:
-            return self._config.num_blocks
-
-        def have_blocks(count: int) -> bool:
-            return self._fits(max_batch_tokens, count, count)
-
-        return largest(max_requests, have_blocks)
 
     def _fits(self, max_batch_tokens: int, max_requests: int, num_blocks: int) -> bool:
         needs = self._needs
@@ -236,13 +235,8 @@ class _Sizes:
             UsageError: those that were given do not fit, or not even one does.
         """
         needs = self._needs
-
-        def buffers(num_blocks: int) -> int:
-            return needs.buffer_bytes(max_batch_tokens, max_requests, num_blocks)
-
-        def fits(num_blocks: int) -> bool:
-            return self._fits(max_batch_tokens, max_requests, num_blocks)
-
+        buffers = partial(needs.buffer_bytes, max_batch_tokens, max_requests)
+        fits = partial(self._fits, max_batch_tokens, max_requests)
         available = f"{_size(self._budget)} are available ({self.budget_reason})"
         given = self._config.num_blocks
         if given is not None:
@@ -344,18 +338,6 @@ def _attention(name: str, facts: PlanFacts) -> tuple[str, str]:
             return candidate, backend.advantage(facts) or reason
         reason = refusal.reason  # of the last better one
     raise UsageError(f"no attention backend serves the model: {reason}")
-
-
-def _context(facts: PlanFacts) -> tuple[int, str]:
-    if facts.max_context is None:
-        return _UNBOUNDED_CONTEXT, "the model's config sets no bound"
-    return facts.max_context, "the model's config"
-
-
-def _margin(config: ContinuousBatchingConfig) -> tuple[float, str]:
-    if config.safety_margin is not None:
-        return config.safety_margin, "given"
-    return _SAFETY_MARGIN[config.scheduler_type], f"default of {config.scheduler_type}"
 
 
 def _sharing_reason(config: ContinuousBatchingConfig, groups: Sequence[LayerGroup]) -> str:

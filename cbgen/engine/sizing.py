@@ -124,13 +124,18 @@ class MemoryNeeds:
         That is a step that runs the end of the longest prompt that so many blocks can store.
         """
         longest = self._longest_request(num_blocks)
-        backend = backend_class(self.backend)
-        attention = (
-            backend.step_bytes(self._attention_sizes(layer, max_batch_tokens, longest))
-            for layer in self._kinds_of_layers
-        )
-        activations = max_batch_tokens * self.facts.hidden_size * _HIDDEN_BYTES
-        return activations + max(attention, default=0)
+        backend, attention = backend_class(self.backend), 0
+        for layer in self._kinds_of_layers:
+            reach = layer.span.reach
+            sizes = AttentionSizes(
+                device_type=self.facts.device_type,
+                layer=layer,
+                itemsize=self.cache.itemsize,
+                num_queries=max_batch_tokens,
+                num_keys=longest if reach is None else min(longest, reach - 1 + max_batch_tokens),
+            )
+            attention = max(attention, backend.step_bytes(sizes))
+        return max_batch_tokens * self.facts.hidden_size * _HIDDEN_BYTES + attention
 
     def table_bytes(self, max_requests: int, num_blocks: int) -> int:
         """Return the bytes of the block tables; on a CPU they are reserved, hardly ever filled."""
@@ -150,20 +155,6 @@ class MemoryNeeds:
     @cached_property
     def _kinds_of_layers(self) -> tuple[LayerFacts, ...]:
         return tuple({replace(layer, index=0) for layer in self.facts.layers})
-
-    def _attention_sizes(
-        self, layer: LayerFacts, num_queries: int, longest_request: int
-    ) -> AttentionSizes:
-        reach, num_keys = layer.span.reach, longest_request
-        if reach is not None:
-            num_keys = min(num_keys, reach - 1 + num_queries)
-        return AttentionSizes(
-            device_type=self.facts.device_type,
-            layer=layer,
-            itemsize=self.cache.itemsize,
-            num_queries=num_queries,
-            num_keys=num_keys,
-        )
 
     def _longest_request(self, num_blocks: int) -> int:
         """Return a bound of the tokens of one request that grows with the blocks."""

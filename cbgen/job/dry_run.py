@@ -303,11 +303,8 @@ def _memory(planned: PlannedEngine) -> dict[str, int]:
     }
     if planned.facts.device.type != "cpu":
         del parts["host_pool"]
-    return {
-        **parts,
-        "left_free": planned.free_bytes - sum(parts.values()),
-        "free_now": planned.free_bytes,
-    }
+    free_now = planned.plan_facts.free_bytes + planned.facts.weight_bytes
+    return {**parts, "left_free": free_now - sum(parts.values()), "free_now": free_now}
 
 
 def _estimate(planned: PlannedEngine, survey: RowSurvey) -> dict[str, int]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cbgen.engine.cache.groups import LayerFacts
+from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.config import ContinuousBatchingConfig, WorkloadHints
 from cbgen.engine.plan import EnginePlan, PlanFacts, memory_parts, resolve
 from cbgen.engine.sizing import MOST_SCORES
@@ -47,7 +47,7 @@ def plan(
 
 def windowed_layers(num_windowed: int, num_full: int, window: int = 512) -> tuple[LayerFacts, ...]:
     return (
-        *make_layers(num_windowed, sliding_window=window),
+        *make_layers(num_windowed, span=AttentionSpan(window)),
         *(replace(layer, index=num_windowed + layer.index) for layer in make_layers(num_full)),
     )
 
@@ -286,7 +286,7 @@ def test_windows_make_room_for_longer_requests():
 
 
 def test_windows_alone_bound_no_request():
-    decided = plan(facts=make_facts(layers=make_layers(4, sliding_window=512)), num_blocks=20)
+    decided = plan(facts=make_facts(layers=make_layers(4, span=AttentionSpan(512))), num_blocks=20)
     assert decided.cache.max_tokens > 1 << 40
 
 
@@ -299,7 +299,7 @@ def test_the_cache_needs_what_windows_need_and_not_the_context():
 
 
 def test_chunked_layers_need_their_chunk_alone():
-    layers = make_layers(2, attention_chunk=512)
+    layers = make_layers(2, span=AttentionSpan(chunk=512))
     facts = make_facts(layers=layers, max_context=32 * 1024)
     decided = plan(facts=facts, max_requests_per_batch=8, max_batch_tokens=256)
     assert decided.cache.num_blocks == 8 * (-(-(511 + 256) // 256) + 1)

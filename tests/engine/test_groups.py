@@ -12,7 +12,7 @@ from tests.helpers.engine import make_shape
 def layer(
     index: int, window: int | None = None, chunk: int | None = None, dim: int = 8
 ) -> LayerFacts:
-    return LayerFacts(index, 4, 2, dim, dim, sliding_window=window, attention_chunk=chunk)
+    return LayerFacts(index, 4, 2, dim, dim, AttentionSpan(window, chunk))
 
 
 def pattern(num_sliding: int, num_full: int) -> list[LayerFacts]:
@@ -121,7 +121,7 @@ def test_a_block_takes_the_largest_page_at_each_place():
 
 
 def test_keys_and_values_are_counted_apart():
-    wide_keys = LayerFacts(0, 4, 1, key_dim=10, value_dim=2, sliding_window=4)
+    wide_keys = LayerFacts(0, 4, 1, key_dim=10, value_dim=2, span=AttentionSpan(4))
     wide_values = LayerFacts(1, 4, 1, key_dim=3, value_dim=8)
     assert (
         CacheShape(1, group_layers([wide_keys, wide_values]), dtype="float8").block_bytes == 10 + 8

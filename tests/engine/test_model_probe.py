@@ -59,7 +59,7 @@ def model_of(family: str, config_class: str = "", **values: Any) -> PreTrainedMo
 
 def test_heads_and_windows_are_seen():
     facts = probe_model(tiny_model("gemma3"))
-    assert [layer.sliding_window for layer in facts.layers] == [WINDOW, None]
+    assert [layer.span.window for layer in facts.layers] == [WINDOW, None]
     first = facts.layers[0]
     assert (first.num_heads, first.num_kv_heads, first.key_dim, first.value_dim) == (4, 2, 16, 16)
 
@@ -93,19 +93,19 @@ def test_the_spans_of_layers_are_those_of_the_layer_types(name):
 def test_the_windows_of_other_families_with_layer_types_are_right(family):
     types = {"layer_types": ["full_attention", "sliding_attention"], "head_dim": 8}
     model = model_of(family, **SIZES | WINDOWED | types)
-    assert [layer.sliding_window for layer in probe_model(model).layers] == [None, 5]
+    assert [layer.span.window for layer in probe_model(model).layers] == [None, 5]
 
 
 @pytest.mark.parametrize("family", ["Mistral", "Phi3", "Mixtral", "Starcoder2", "Phimoe"])
 def test_a_window_without_layer_types_is_that_of_every_layer(family):
     model = model_of(family, **SIZES | WINDOWED | {"num_local_experts": 2})
-    assert [layer.sliding_window for layer in probe_model(model).layers] == [5, 5]
+    assert [layer.span.window for layer in probe_model(model).layers] == [5, 5]
 
 
 def test_what_a_layer_tells_counts_before_its_config():
     model = random_model(type(tiny_model("gemma3")), tiny_config("gemma3"))
     model.model.layers[0].self_attn.sliding_window = 3
-    assert [layer.sliding_window for layer in probe_model(model).layers] == [3, None]
+    assert [layer.span.window for layer in probe_model(model).layers] == [3, None]
 
 
 def test_a_window_that_is_not_in_use_is_none():

@@ -9,7 +9,7 @@ import torch
 
 from cbgen.engine import storage as storage_module
 from cbgen.engine.attention.base import LayerCache
-from cbgen.engine.cache.groups import LayerFacts, LayerGroup, group_layers
+from cbgen.engine.cache.groups import AttentionSpan, LayerFacts, LayerGroup, group_layers
 from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.step import BlockCopy, BlockSwap
 from cbgen.engine.storage import KVStorage
@@ -24,7 +24,7 @@ def full(index: int, num_kv_heads: int = 1, key_dim: int = 3, value_dim: int = 2
 
 
 def sliding(index: int, num_kv_heads: int = 1, key_dim: int = 3, value_dim: int = 2) -> LayerFacts:
-    return LayerFacts(index, 4, num_kv_heads, key_dim, value_dim, sliding_window=8)
+    return LayerFacts(index, 4, num_kv_heads, key_dim, value_dim, AttentionSpan(8))
 
 
 ONE_GROUP = [full(0), full(1)]

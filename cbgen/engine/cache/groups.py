@@ -47,6 +47,9 @@ class AttentionSpan(NamedTuple):
         return self.window if self.window is not None else self.chunk
 
 
+ALL_KEYS = AttentionSpan()
+
+
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
     """What the probe saw of one attention layer."""
@@ -56,17 +59,10 @@ class LayerFacts:
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    sliding_window: int | None = None
-    """Keys that a query sees, its own included; None = all."""
-    attention_chunk: int | None = None
-    """Tokens of a chunk, in layers whose queries see their own chunk alone; None = all."""
+    span: AttentionSpan = ALL_KEYS
+    """Which keys a query sees."""
     has_softcap: bool = False
     has_sinks: bool = False
-
-    @property
-    def span(self) -> AttentionSpan:
-        """Which keys a query sees."""
-        return AttentionSpan(self.sliding_window, self.attention_chunk)
 
     def token_bytes(self, itemsize: int) -> int:
         """Return the bytes of one token in this layer, key and value together."""

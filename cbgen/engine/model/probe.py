@@ -85,15 +85,13 @@ class _Recorder:
     ) -> torch.Tensor:
         if layer_index in self.layers:
             self.repeated.add(layer_index)
-        span = _span(self._config, layer_index, layer.sliding_window)
         self.layers[layer_index] = LayerFacts(
             index=layer_index,
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             key_dim=key.shape[2],
             value_dim=value.shape[2],
-            sliding_window=span.window,
-            attention_chunk=span.chunk,
+            span=_span(self._config, layer_index, layer.sliding_window),
             has_softcap=layer.softcap is not None,
             has_sinks=layer.sinks is not None,
         )
