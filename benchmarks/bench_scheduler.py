@@ -63,7 +63,7 @@ def make_filled_scheduler(page_size: int, num_cached: int) -> Scheduler:
         vocab_size=VOCAB_SIZE,
     )
     number = 0
-    while scheduler._cache.num_cached_blocks < num_cached:
+    while scheduler._cache.pool.num_cached < num_cached:
         for _ in range(32):
             prompt = tokens(choose, PREFIX_TOKENS[page_size])
             scheduler.add(make_request(str(number), prompt, max_new_tokens=1))

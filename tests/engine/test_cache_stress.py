@@ -104,7 +104,7 @@ def run(seed: int) -> Run:
         if output.status is RequestStatus.CANCELLED:
             answer = answer[: len(output.generated_tokens)]
         assert output.generated_tokens == answer
-    assert done.cache.num_free_blocks == done.cache.num_blocks
+    assert done.cache.pool.num_free == done.cache.pool.num_blocks
     return done
 
 

@@ -85,7 +85,7 @@ def test_a_refused_admission_takes_nothing():
     request = make_request("a", 9)
     with pytest.raises(ValueError, match="not enough blocks"):
         cache.admit(request, cache.match(request, step=1), step=1)
-    assert cache.num_free_blocks == 2
+    assert cache.pool.num_free == 2
     cache.check([], [])
 
 
@@ -109,7 +109,7 @@ def test_a_refused_growth_leaves_the_table_as_it_was():
 def test_free_gives_every_block_back(shares_prefixes):
     cache = make_cache(num_blocks=4, shares_prefixes=shares_prefixes)
     cache.free(placed(cache, "a", 16))
-    assert cache.num_free_blocks == 4
+    assert cache.pool.num_free == 4
     assert cache.block_table("a") == ()
 
 
@@ -127,7 +127,7 @@ def test_blocks_given_back_are_handed_out_in_their_order_again(shares_prefixes):
 def test_free_of_a_request_that_holds_nothing_does_nothing():
     cache = make_cache(num_blocks=4)
     cache.free(make_request("nobody"))
-    assert cache.num_free_blocks == 4
+    assert cache.pool.num_free == 4
 
 
 def test_check_passes_for_a_true_state():

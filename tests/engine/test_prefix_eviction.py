@@ -21,7 +21,7 @@ def full():
     run = ShadowRun(num_blocks=8, page_size=PAGE)
     for kind in (1, 2):
         run.remember(text(kind, 4 * PAGE))
-    assert run.cache.num_cached_blocks == 8
+    assert run.cache.pool.num_cached == 8
     return run
 
 
@@ -40,7 +40,7 @@ def test_cached_blocks_are_kept_while_others_are_empty():
 def test_as_many_blocks_are_evicted_as_are_needed(full):
     forget_some(full, 1)
     assert full.stats.num_evictions == 1
-    assert full.cache.num_cached_blocks == 8
+    assert full.cache.pool.num_cached == 8
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -70,7 +70,7 @@ def test_without_sharing_everything_is_computed():
     run.finish(*prompts)
     assert run.num_reused(text(1, 30)) == 0
     assert run.stats.num_computed_tokens == 3 * 38 + 30
-    assert run.cache.num_cached_blocks == 0
+    assert run.cache.pool.num_cached == 0
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1024, 8192])
@@ -151,7 +151,7 @@ def test_the_answer_of_a_request_that_still_runs_is_shared_page_by_page():
 def test_answers_that_come_out_the_same_keep_one_block_in_the_cache():
     run = ShadowRun(page_size=16)
     run.finish(*(make_request(str(i), text(1, 20), max_new_tokens=30) for i in range(4)))
-    assert run.cache.num_cached_blocks == 4  # of the 49 tokens that were run
+    assert run.cache.pool.num_cached == 4  # of the 49 tokens that were run
 
 
 def test_a_cancelled_request_leaves_what_was_stored():
@@ -179,7 +179,7 @@ def test_a_request_without_finite_logits_leaves_nothing():
     run = ShadowRun(page_size=16)
     run.add(make_request("a", text(1, 40)))
     fail(run, "a")
-    assert run.cache.num_cached_blocks == 0
+    assert run.cache.pool.num_cached == 0
     assert run.num_reused(text(1, 40)) == 0
 
 
@@ -209,7 +209,7 @@ def test_what_a_finished_request_added_to_blocks_of_a_failed_one_is_not_found_ei
     )
     run.step()
     fail(run, "a")
-    assert run.cache.num_cached_blocks == 0
+    assert run.cache.pool.num_cached == 0
 
 
 def test_after_a_reset_nothing_is_found():
@@ -217,7 +217,7 @@ def test_after_a_reset_nothing_is_found():
     run.remember(text(1, 30))
     run.scheduler.reset_prefix_cache()
     run.scheduler.check()
-    assert run.cache.num_cached_blocks == 0
+    assert run.cache.pool.num_cached == 0
     assert run.num_reused(text(1, 30)) == 0
 
 

@@ -102,7 +102,7 @@ def finished(seed: int) -> Flight:
         if request.status is not RequestStatus.FINISHED:
             answer = answer[: len(request.generated_tokens)]
         assert request.generated_tokens == answer
-    assert flight.run.cache.num_free_blocks == flight.run.cache.num_blocks
+    assert flight.run.cache.pool.num_free == flight.run.cache.pool.num_blocks
     return flight
 
 

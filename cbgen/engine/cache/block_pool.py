@@ -32,6 +32,11 @@ class BlockPool:
         return len(self._empty) + len(self._cached)
 
     @property
+    def num_used(self) -> int:
+        """Blocks that somebody refers to."""
+        return self.num_blocks - self.num_free
+
+    @property
     def num_cached(self) -> int:
         """Blocks without references whose contents are kept."""
         return len(self._cached)

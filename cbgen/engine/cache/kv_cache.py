@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cbgen.engine.cache.block_pool import BlockPool
 from cbgen.engine.cache.host_pool import HostCopy, HostPool
-from cbgen.engine.cache.prefix import PrefixMatch, PrefixMatcher, PrefixNode, PrefixTree
+from cbgen.engine.cache.prefix import PrefixMatch, PrefixNode, PrefixTree
 from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.cache.tables import BlockSequence, BlockTables, check_sequences, packed_tokens
 from cbgen.engine.request import Request
@@ -32,44 +32,21 @@ class KVCache:
     Args:
         shape: blocks of the pool and of host memory, and how many a request takes.
         shares_prefixes: whether requests may use one another's blocks.
+
+    Attributes:
+        pool: the state of every block; cached ones hold the beginning of some prompt.
     """
 
     def __init__(self, shape: CacheShape, *, shares_prefixes: bool = True) -> None:
         self.shape = shape
         self._shares_prefixes = shares_prefixes
-        self._pool = BlockPool(
+        self.pool = BlockPool(
             shape.num_pool_blocks, on_evict=lambda block: self._tree.evicted(block)
         )
-        self._tree = PrefixTree(self._pool, shape)
-        self._tables = BlockTables(self._pool, self._tree, shape)
-        self._matcher = PrefixMatcher(self._tree.root, shape)
+        self._tree = PrefixTree(self.pool, shape)
+        self._tables = BlockTables(self.pool, self._tree, shape)
         self._host = HostPool(shape.num_host_blocks)
         self._sequences: dict[str, BlockSequence] = {}
-
-    @property
-    def num_blocks(self) -> int:
-        """All blocks of the pool."""
-        return self._pool.num_blocks
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that can be allocated now, cached ones included."""
-        return self._pool.num_free
-
-    @property
-    def num_used_blocks(self) -> int:
-        """Blocks that some request holds."""
-        return self._pool.num_blocks - self._pool.num_free
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks that nobody uses now and that hold the beginning of some prompt."""
-        return self._pool.num_cached
-
-    @property
-    def num_evictions(self) -> int:
-        """Cached blocks that were dropped to make room."""
-        return self._pool.num_evictions
 
     def match(self, request: Request, step: int) -> PrefixMatch:
         """Return what the prefix cache has of a waiting request's tokens.
@@ -82,7 +59,7 @@ class KVCache:
             return PrefixMatch()
         # Beyond whole pages, the host pool has what a preempted request needs.
         has_tail = self._host.find(request.request_id) is None
-        return self._matcher.match(request, packed_tokens(request), step, has_tail=has_tail)
+        return self._tree.match(request, packed_tokens(request), step, has_tail=has_tail)
 
     def can_admit(self, request: Request, match: PrefixMatch) -> bool:
         """Whether `admit` would succeed."""
@@ -206,7 +183,7 @@ class KVCache:
         """
         check_sequences(self._sequences, list(active), self.shape)
         held = ([block for _, block in seq.held()] for seq in self._sequences.values())
-        self._pool.check(held, self._tree.check())
+        self.pool.check(held, self._tree.check())
         self._host.check(waiting)
 
     def _start(self, request: Request, match: PrefixMatch) -> tuple[HostCopy | None, int]:
@@ -219,7 +196,7 @@ class KVCache:
 
     def _copies(self, target: PrefixNode, match: PrefixMatch) -> list[BlockCopy]:
         for source in match.source_blocks:
-            self._pool.touch(source)
+            self.pool.touch(source)
         return [
             BlockCopy(source, block, match.tail_tokens)
             for source, block in zip(match.source_blocks, target.blocks, strict=False)

@@ -132,6 +132,33 @@ def common_run(first: bytes, second: bytes) -> int:
     return low
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest usable beginning of a request; empty if there is none."""
+
+    nodes: list[PrefixNode] = field(default_factory=list)
+    """Full pages to share, from the first on."""
+    tail: PrefixNode | None = None
+    """A node that holds the beginning of the next page."""
+    tail_tokens: int = 0
+    """How many tokens of it are wanted."""
+    source_blocks: list[int] = field(default_factory=list)
+    """Blocks of each group to copy them from; empty if the request goes on in the tail itself."""
+    must_wait: bool = False
+    """More is being computed right now by another request, and can be used in a later step."""
+
+    @property
+    def shared(self) -> list[PrefixNode]:
+        """Nodes that the request uses itself: full pages, and a tail that it goes on in."""
+        if self.tail is None or self.source_blocks:
+            return self.nodes
+        return [*self.nodes, self.tail]
+
+    def num_tokens(self, shape: CacheShape) -> int:
+        """Return the tokens that need not be computed."""
+        return len(self.nodes) * shape.page_size + self.tail_tokens
+
+
 class PrefixTree:
     """The tree and, for every block, the node that it belongs to.
 
@@ -141,7 +168,7 @@ class PrefixTree:
 
     Args:
         pool: the state of the blocks.
-        shape: which groups have no window.
+        shape: pages, and which groups have a window.
 
     Attributes:
         root: the node before all first pages.
@@ -150,9 +177,45 @@ class PrefixTree:
 
     def __init__(self, pool: BlockPool, shape: CacheShape) -> None:
         self._pool = pool
+        self._shape = shape
+        self._page_size = shape.page_size
         self._full_groups = [group for group, span in enumerate(shape.spans) if span.is_full]
+        self._windows = [(g, span) for g, span in enumerate(shape.spans) if not span.is_full]
+        # Below this many tokens, copying the pages of every layer costs more than it saves.
+        self._least_copy = max(1, shape.page_size // 16)
         self.root = PrefixNode(None, len(shape.spans), None)
         self.node_of: list[PrefixNode] = [self.root] * pool.num_blocks
+
+    def match(
+        self, request: Request, tokens: bytes, step: int, *, has_tail: bool = True
+    ) -> PrefixMatch:
+        """Return the longest usable beginning of a request's packed tokens.
+
+        At least one token is left to compute: its logits are wanted. What must have been stored
+        when is explained at each step.
+
+        Args:
+            request: not admitted.
+            tokens: its known tokens, packed.
+            step: number of the step that is being scheduled.
+            has_tail: whether a part of a page is of use, too.
+        """
+        page_size, limit = self._page_size, request.num_tokens - 1
+        nodes: list[PrefixNode] = []
+        parent = self.root
+        while True:
+            begin = len(nodes) * page_size
+            query = tokens[begin * TOKEN_BYTES : (begin + page_size) * TOKEN_BYTES]
+            child, run = parent.closest(query)
+            run = min(run, limit - begin)
+            # A whole block may be shared in the very step that computes it: in each layer, keys
+            # and values of all tokens are written before any of them attends.
+            if child is None or run < page_size or self._stored(child) < page_size:
+                break
+            nodes.append(child)
+            parent = child
+        found = self._with_tail(nodes, child, run, step) if has_tail else PrefixMatch(nodes)
+        return self._cut_to_windows(found) if self._windows else found
 
     def place(self, node: PrefixNode, tokens: bytes) -> bool:
         """Put a node into the tree under these tokens, or keep it as it is if that cannot be.
@@ -242,80 +305,6 @@ class PrefixTree:
             if block >= 0 and self._pool.is_free(block):
                 self._pool.discard(block)
                 node.blocks[group] = -1
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """The longest usable beginning of a request; empty if there is none."""
-
-    nodes: list[PrefixNode] = field(default_factory=list)
-    """Full pages to share, from the first on."""
-    tail: PrefixNode | None = None
-    """A node that holds the beginning of the next page."""
-    tail_tokens: int = 0
-    """How many tokens of it are wanted."""
-    source_blocks: list[int] = field(default_factory=list)
-    """Blocks of each group to copy them from; empty if the request goes on in the tail itself."""
-    must_wait: bool = False
-    """More is being computed right now by another request, and can be used in a later step."""
-
-    @property
-    def shared(self) -> list[PrefixNode]:
-        """Nodes that the request uses itself: full pages, and a tail that it goes on in."""
-        if self.tail is None or self.source_blocks:
-            return self.nodes
-        return [*self.nodes, self.tail]
-
-    def num_tokens(self, shape: CacheShape) -> int:
-        """Return the tokens that need not be computed."""
-        return len(self.nodes) * shape.page_size + self.tail_tokens
-
-
-class PrefixMatcher:
-    """Finds matches. What must have been stored when is explained at each step.
-
-    Args:
-        root: root of the tree.
-        shape: pages, and which groups have a window.
-    """
-
-    def __init__(self, root: PrefixNode, shape: CacheShape) -> None:
-        self._root = root
-        self._shape = shape
-        self._page_size = page_size = shape.page_size
-        self._windows = [(g, span) for g, span in enumerate(shape.spans) if not span.is_full]
-        # Below this many tokens, copying the pages of every layer costs more than it saves.
-        self._least_copy = max(1, page_size // 16)
-
-    def match(
-        self, request: Request, tokens: bytes, step: int, *, has_tail: bool = True
-    ) -> PrefixMatch:
-        """Return the longest usable beginning of a request's packed tokens.
-
-        At least one token is left to compute: its logits are wanted.
-
-        Args:
-            request: not admitted.
-            tokens: its known tokens, packed.
-            step: number of the step that is being scheduled.
-            has_tail: whether a part of a page is of use, too.
-        """
-        page_size, limit = self._page_size, request.num_tokens - 1
-        nodes: list[PrefixNode] = []
-        parent = self._root
-        while True:
-            begin = len(nodes) * page_size
-            query = tokens[begin * TOKEN_BYTES : (begin + page_size) * TOKEN_BYTES]
-            child, run = parent.closest(query)
-            run = min(run, limit - begin)
-            # A whole block may be shared in the very step that computes it: in each layer, keys
-            # and values of all tokens are written before any of them attends.
-            if child is None or run < page_size or self._stored(child) < page_size:
-                break
-            nodes.append(child)
-            parent = child
-        found = self._with_tail(nodes, child, run, step) if has_tail else PrefixMatch(nodes)
-        return self._cut_to_windows(found) if self._windows else found
 
     def _with_tail(
         self, nodes: list[PrefixNode], child: PrefixNode | None, run: int, step: int

@@ -13,15 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from cbgen.engine.cache.groups import (
-    ALL_KEYS,
-    AttentionSpan,
-    LayerFacts,
-    LayerGroup,
-    layers_by_place,
-)
+from cbgen.engine.cache.groups import AttentionSpan, LayerFacts, LayerGroup, layers_by_place
 
-NO_LAYERS = (LayerGroup(ALL_KEYS, ()),)
+NO_LAYERS = (LayerGroup(AttentionSpan(), ()),)
 """Groups of a model without attention layers; its requests are counted in blocks all the same."""
 
 

@@ -149,7 +149,7 @@ class Admission:
 
     def __init__(self, plan: EnginePlan, cache: KVCache) -> None:
         self._cache = cache
-        self._least_free = plan.safety_margin * cache.num_blocks
+        self._least_free = plan.safety_margin * cache.pool.num_blocks
         self.expectation = AnswerExpectation(plan.first_answer_share)
         self.expected_blocks = 0
 
@@ -162,9 +162,9 @@ class Admission:
         num_tokens = self.expectation.num_tokens(request) - 1
         request.expected_blocks = cache.shape.lasting_blocks(num_tokens, shared)
         if not is_alone:
-            if cache.num_free_blocks < self._least_free:
+            if cache.pool.num_free < self._least_free:
                 return False
-            if self.expected_blocks + request.expected_blocks > cache.num_blocks:
+            if self.expected_blocks + request.expected_blocks > cache.pool.num_blocks:
                 return False
         return cache.can_admit(request, match)
 

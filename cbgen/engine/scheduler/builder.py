@@ -22,6 +22,11 @@ class BatchBuilder:
     Args:
         step: its number.
         max_tokens: tokens of the forward pass.
+
+    Attributes:
+        tokens_left: tokens that may still be taken.
+        new_blocks: blocks that requests got for their block tables.
+        swaps_out: blocks to copy to the host pool before anything else happens.
     """
 
     def __init__(self, step: int, max_tokens: int) -> None:
@@ -30,10 +35,10 @@ class BatchBuilder:
         self._max_tokens = max_tokens
         self._requests: list[ScheduledRequest] = []
         self._admitted: list[AdmittedRow] = []
-        self._new_blocks: list[NewBlocks] = []
+        self.new_blocks: list[NewBlocks] = []
         self._copies: list[BlockCopy] = []
         self._swaps_in: list[BlockSwap] = []
-        self._swaps_out: list[BlockSwap] = []
+        self.swaps_out: list[BlockSwap] = []
 
     @property
     def num_tokens(self) -> int:
@@ -88,27 +93,19 @@ class BatchBuilder:
         self._admitted.append(
             AdmittedRow(request.row, request.prompt_ids, request.params, generated_tokens)
         )
-        self.add_blocks(placement.blocks)
+        self.new_blocks += placement.blocks
         self._copies += placement.copies
         self._swaps_in += placement.swaps_in
-
-    def add_blocks(self, blocks: Iterable[NewBlocks]) -> None:
-        """Put blocks into the block tables of a request."""
-        self._new_blocks += blocks
-
-    def swap_out(self, swaps: Iterable[BlockSwap]) -> None:
-        """Copy blocks to the host pool before anything else happens."""
-        self._swaps_out += swaps
 
     def build(self) -> ScheduledBatch:
         """Return the step."""
         return ScheduledBatch(
             step=self.step,
             admitted=tuple(self._admitted),
-            swaps_out=tuple(self._swaps_out),
+            swaps_out=tuple(self.swaps_out),
             block_copies=tuple(self._copies),
             swaps_in=tuple(self._swaps_in),
-            new_blocks=tuple(self._new_blocks),
+            new_blocks=tuple(self.new_blocks),
             requests=tuple(self._requests),
             num_tokens=self.num_tokens,
         )

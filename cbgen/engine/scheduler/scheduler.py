@@ -122,7 +122,7 @@ class Scheduler(ABC):
         totals = self._totals
         totals.num_steps += 1
         totals.num_computed_tokens += builder.num_tokens
-        totals.peak_used_blocks = max(totals.peak_used_blocks, self._cache.num_used_blocks)
+        totals.peak_used_blocks = max(totals.peak_used_blocks, self._cache.pool.num_used)
         return builder.build()
 
     def update(self, batch: ScheduledBatch, result: StepResult) -> None:
@@ -143,9 +143,9 @@ class Scheduler(ABC):
             self._totals,
             num_waiting=len(self._waiting),
             num_running=len(self._active),
-            num_blocks=self._cache.num_blocks,
-            num_used_blocks=self._cache.num_used_blocks,
-            num_evictions=self._cache.num_evictions,
+            num_blocks=self._cache.pool.num_blocks,
+            num_used_blocks=self._cache.pool.num_used,
+            num_evictions=self._cache.pool.num_evictions,
         )
 
     def check(self) -> None:
@@ -239,13 +239,13 @@ class Scheduler(ABC):
             self._preempt(youngest, builder)
             if youngest is request:
                 return False
-        builder.add_blocks(growth)
+        builder.new_blocks += growth
         return True
 
     def _preempt(self, request: Request, builder: BatchBuilder) -> None:
         swaps = self._cache.offload(request)
         if swaps is not None:
-            builder.swap_out(swaps)
+            builder.swaps_out += swaps
             self._totals.num_offloaded_blocks += len(swaps)
         self._totals.num_preemptions += 1
         self._admission.expectation.preempted()
