@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbgen.engine.cache.groups import LayerFacts
+from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
 from cbgen.engine.config import ContinuousBatchingConfig, WorkloadHints
 from cbgen.engine.plan import PlanFacts, memory_parts, resolve
 from cbgen.errors import UsageError
@@ -20,7 +20,7 @@ layers = st.builds(
     num_kv_heads=st.sampled_from([1, 8]),
     key_dim=st.sampled_from([64, 256]),
     value_dim=st.sampled_from([64, 256]),
-    sliding_window=st.sampled_from([None, 128, 4096]),
+    span=st.sampled_from([AttentionSpan(), AttentionSpan(128), AttentionSpan(4096)]),
     has_sinks=st.booleans(),
 )
 facts = st.builds(
