@@ -127,7 +127,9 @@ class TrackedRequest(Request):
         is_streaming: bool = False,
         has_timestamps: bool = False,
     ) -> None:
-        super().__init__(request_id, prompt_ids, params, parent_id=parent_id, tokenizer=tokenizer)
+        super().__init__(
+            request_id, list(prompt_ids), params, parent_id=parent_id, tokenizer=tokenizer
+        )
         self.timestamps: list[float] | None = [] if has_timestamps else None
         self.ends: list[int] = []
         self.is_cancelled = False
