@@ -63,7 +63,7 @@ def row_dialects(
     }
 
 
-def identify(record: Record, input_format: InputFormat) -> Record:
+def with_dialect(record: Record, input_format: InputFormat) -> Record:
     """Return the record with its dialect and its `custom_id` as id, if it is a line of a batch.
 
     A line of a batch without a `custom_id` that is a string carries an error.
@@ -112,8 +112,7 @@ def parse_prompt(record: Record, *, template: Template | None) -> Prompt:
         )
     generation_config = _generation_config(columns)
     if template is not None:
-        text = template.render(columns)
-        return Prompt(text=text, generation_config=generation_config)
+        return Prompt(text=template.render(columns), generation_config=generation_config)
     form = _form(columns)
     value = columns[form]
     if form == "prompt":
@@ -126,10 +125,7 @@ def parse_prompt(record: Record, *, template: Template | None) -> Prompt:
             tools=check_tools(columns.get("tools")),
             generation_config=generation_config,
         )
-    return Prompt(
-        prompt_ids=check_token_ids(form, value),
-        generation_config=generation_config,
-    )
+    return Prompt(prompt_ids=check_token_ids(form, value), generation_config=generation_config)
 
 
 def _form(columns: dict[str, Any]) -> str:

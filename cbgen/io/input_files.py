@@ -41,14 +41,11 @@ def open_input(path: str) -> BinaryIO:
     if format_of_name(path) is PARQUET:
         raise UsageError(f"{path}: parquet has no lines; it is read by `cbgen run` alone")
     raw = open_raw(path)
-    opened = False
     try:
-        stream = unpack(raw, path, is_stream=is_stream(path))
-        opened = True
-    finally:
-        if not opened:
-            raw.close()
-    return stream
+        return unpack(raw, path, is_stream=is_stream(path))
+    except BaseException:
+        raw.close()
+        raise
 
 
 def unpack(
@@ -62,7 +59,7 @@ def unpack(
     try:
         head = _read_head(raw)
         kind = choose_format(head, path, is_stream=is_stream)
-        whole = _Rejoined(head, raw)
+        whole = _HeadAndRest(head, raw)
         if kind.codec is None:  # parquet is refused before, where it has a name
             return cast(BinaryIO, io.BufferedReader(whole, buffer_bytes))
         packed = io.BufferedReader(whole, min(_PACKED_BUFFER_BYTES, buffer_bytes))
@@ -197,7 +194,7 @@ class ReopenedFile(io.RawIOBase):
         return self._offset
 
 
-class _Rejoined(io.RawIOBase):
+class _HeadAndRest(io.RawIOBase):
     """A stream from its start, of which the head has been read."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:

@@ -229,7 +229,8 @@ def _natural_order(name: str) -> tuple[list[tuple[str, int]], str]:
 
 def _refuse_repeated(names: Iterable[str]) -> None:
     seen: dict[object, str] = {}
-    for name, file in ((name, _identity(name)) for name in names):
+    for name in names:
+        file = _identity(name)
         if file in seen:
             first = seen[file]
             also = "" if first == name else f" (the same file as {first})"

@@ -108,20 +108,17 @@ def _too_deep() -> RowError:
 
 def _exceeds_depth(value: object) -> bool:
     """Whether a value has more than MAX_DEPTH levels of containers."""
-    level, depth = [value], 0
+    level: list[Any] = [value] if isinstance(value, dict | list) else []
+    depth = 0
     while level and depth <= MAX_DEPTH:
         depth += 1
         level = [
             item
             for container in level
-            for item in (container.values() if isinstance(container, dict) else _items(container))
+            for item in (container.values() if isinstance(container, dict) else container)
             if isinstance(item, dict | list)
         ]
     return depth > MAX_DEPTH
-
-
-def _items(container: object) -> list[Any]:
-    return container if isinstance(container, list) else []
 
 
 def _refuse_lone_surrogates(columns: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """What a prompt is, and whether messages, tools and token ids have the shape that they must have.
 
-Knows no row: which field holds what is in prompts.py and openai_requests.py.
+Knows no row: which field holds what is in dialects.py and openai/requests.py.
 """
 
 from __future__ import annotations

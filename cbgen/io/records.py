@@ -1,8 +1,8 @@
 r"""JSONL bytes to records, lazily.
 
 Lines end at `\n` and nowhere else. Every line that is not blank becomes one Record, a bad one too:
-no content makes the reader raise. Knows nothing of files, which are opened in opening.py, and
-nothing of prompts; what a record's columns mean is in prompts.py.
+no content makes the reader raise. Knows nothing of files, which are opened in input_files.py, and
+nothing of prompts; what a record's columns mean is in dialects.py.
 """
 
 from __future__ import annotations

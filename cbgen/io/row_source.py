@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from cbgen.io.dialects import InputFormat, identify
+from cbgen.io.dialects import InputFormat, with_dialect
 from cbgen.io.ids import IdIndex
 from cbgen.io.inputs import Inputs, Shard
 from cbgen.io.records import Record, record_of
@@ -78,7 +78,7 @@ class RowSource:
         """
         for record in self._records:
             self.num_read += 1
-            identified = identify(record, self._input_format)
+            identified = with_dialect(record, self._input_format)
             admitted = self._ids.admit(identified)
             self.num_repeated_ids += admitted is not identified
             if self._shard.takes(record.index):

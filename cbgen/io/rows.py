@@ -129,7 +129,9 @@ ALWAYS_PRESENT = ("index", *(field.name for field in FIELDS if not field.is_toke
 def _own_columns() -> dict[str, ColumnType]:
     always = {field.name: field.type for field in FIELDS if not field.is_token_ids}
     of_samples = {field.name: field.type for field in FIELDS if field.is_of_sample}
-    optional = sorted((field for field in FIELDS if field.is_token_ids), key=_is_of_row)
+    optional = sorted(
+        (field for field in FIELDS if field.is_token_ids), key=lambda field: not field.is_of_sample
+    )
     return {
         "index": "int",
         **always,
@@ -137,10 +139,6 @@ def _own_columns() -> dict[str, ColumnType]:
         **{field.name: field.type for field in optional},
         "error": ObjectType((("type", "text"), ("code", "text"), ("message", "text"))),
     }
-
-
-def _is_of_row(field: OutputField) -> bool:
-    return not field.is_of_sample
 
 
 OWN_COLUMNS = _own_columns()

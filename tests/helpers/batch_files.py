@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cbgen.io.dialects import InputFormat, identify
+from cbgen.io.dialects import InputFormat, with_dialect
 from cbgen.io.openai.requests import CHAT_URL, COMPLETION_URL
 from cbgen.io.records import Record
 from tests.helpers.records import make_record
@@ -26,7 +26,7 @@ def line_record(
     columns: dict[str, Any], input_format: InputFormat = "openai", **changes: Any
 ) -> Record:
     """Return the record of a line, read in this format."""
-    return identify(make_record(columns, **changes), input_format)
+    return with_dialect(make_record(columns, **changes), input_format)
 
 
 def _line(custom_id: object, url: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from cbgen.io.dialects import identify, parse_prompt
+from cbgen.io.dialects import parse_prompt, with_dialect
 from cbgen.io.ids import IdIndex
 from cbgen.io.openai import requests as openai_requests
 from cbgen.io.openai.body_fields import BodyError
@@ -55,8 +55,8 @@ def test_a_named_format_takes_every_row_as_a_line_of_a_batch(input_format):
 
 def test_a_line_that_cannot_be_read_gets_the_named_dialect():
     (record,) = read_bytes(b"nonsense")
-    assert identify(record, "vllm").dialect == "vllm"
-    assert identify(record, "auto") is record
+    assert with_dialect(record, "vllm").dialect == "vllm"
+    assert with_dialect(record, "auto") is record
 
 
 @pytest.mark.parametrize("custom_id", [7, None, ["a"], True])
@@ -70,7 +70,7 @@ def test_the_custom_id_stands_in_place_of_a_bad_id():
     (record,) = read_bytes(
         b'{"id": [], "custom_id": "a", "method": "POST", "url": "u", "body": {}}\n'
     )
-    record = identify(record, "auto")
+    record = with_dialect(record, "auto")
     assert (record.id, record.error) == ("a", None)
 
 
@@ -264,5 +264,5 @@ def test_a_body_without_options_starts_a_new_answer():
 
 
 def test_a_template_of_the_recipe_is_not_for_batch_lines():
-    record = identify(make_record(chat_line()), "auto")
+    record = with_dialect(make_record(chat_line()), "auto")
     assert parse_prompt(record, template=object()).messages is not None

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cbgen.errors import RowError
-from cbgen.io.dialects import identify, read_outcome, row_error
+from cbgen.io.dialects import read_outcome, row_error, with_dialect
 from cbgen.io.ids import IdIndex
 from cbgen.io.json_values import encode_row
 from cbgen.io.openai.body_fields import BodyError
@@ -38,7 +38,7 @@ def failed(error, dialect="openai", columns=None):
 
 def never_ran(dialect):
     (record,) = read_bytes(b"nonsense")
-    return LINES[dialect].failure(identify(record, dialect), error_of(record))
+    return LINES[dialect].failure(with_dialect(record, dialect), error_of(record))
 
 
 def with_logprobs(*logprobs):

@@ -134,23 +134,17 @@ def _completion(body: Mapping[str, Any], read: BodyValues) -> Prompt:
     if values.get("echo"):
         _check_echo(prompt, values, wants_logprobs)
     rendering = Rendering(is_plain=True, **_token_options(values))
-    logprobs = True if wants_logprobs else None
-    if isinstance(prompt, str):
-        return Prompt(
-            text=prompt,
-            generation_config=read.settings,
-            logprobs=logprobs,
-            rendering=rendering,
-        )
+    is_text = isinstance(prompt, str)
     try:
-        prompt_ids = check_token_ids("prompt", prompt)
+        prompt_ids = None if is_text else check_token_ids("prompt", prompt)
     except RowError as error:
         message = f"prompt must be a string or a list of token ids: {error.message}"
         raise BodyError("invalid_type", message, param="prompt") from error
     return Prompt(
+        text=prompt if is_text else None,
         prompt_ids=prompt_ids,
         generation_config=read.settings,
-        logprobs=logprobs,
+        logprobs=True if wants_logprobs else None,
         rendering=rendering,
     )
 

@@ -59,16 +59,6 @@ class BatchRun:
         text = f"{self.seed}\0{record.index}\0{record.id}".encode("utf-8", "surrogatepass")
         return hashlib.blake2b(text, digest_size=16).hexdigest()
 
-    def completion(self, record: Record, answer: Answer) -> Completion:
-        """Return the completion that answers a record."""
-        return Completion(
-            record,
-            answer,
-            digest=self.digest(record),
-            model=self.model,
-            token_ids=self.token_ids,
-        )
-
 
 class OpenAILines:
     """Lines of OpenAI Batch: a refusal is a response like another, `error` is what never ran."""
@@ -78,7 +68,7 @@ class OpenAILines:
 
     def answer(self, record: Record, answer: Answer) -> dict[str, Any]:
         """Return the line of a request that was answered."""
-        body = openai_body(self._run.completion(record, answer))
+        body = openai_body(Completion(self._run, record, answer))
         return self._line(record, status=200, body=body)
 
     def failure(self, record: Record, error: RowError) -> dict[str, Any]:
@@ -121,7 +111,7 @@ class VllmLines:
 
     def answer(self, record: Record, answer: Answer) -> dict[str, Any]:
         """Return the line of a request that was answered."""
-        body = vllm_body(self._run.completion(record, answer))
+        body = vllm_body(Completion(self._run, record, answer))
         return self._line(record, status=200, body=body, error=None)
 
     def failure(self, record: Record, error: RowError) -> dict[str, Any]:
@@ -190,31 +180,28 @@ class Completion:
     """What an answer says in either form.
 
     Args:
+        run: what its line shares with the others of the run.
         record: the line that is answered.
         answer: what was generated, with its token ids.
-        digest: hexadecimal digits for the id.
-        model: name of the model, if the body has none.
-        token_ids: write token ids even if the body does not ask for them.
     """
 
-    def __init__(
-        self, record: Record, answer: Answer, *, digest: str, model: str, token_ids: bool
-    ) -> None:
+    def __init__(self, run: BatchRun, record: Record, answer: Answer) -> None:
         columns = record.columns
         assert columns is not None, "an answered record has columns"
         body: Mapping[str, Any] = columns["body"]
         self.is_chat: bool = columns["url"] == CHAT_URL
+        digits = body.get("request_id") or run.digest(record)
         self.head = {
-            "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{body.get('request_id') or digest}",
+            "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{digits}",
             "object": "chat.completion" if self.is_chat else "text_completion",
             "created": _CREATED,
-            "model": body.get("model") or model,
+            "model": body.get("model") or run.model,
         }
         self.samples = answer.samples
         self.prompt_tokens = len(answer.prompt_ids)
         self.completion_tokens = answer.completion_tokens
         self.total_tokens = self.prompt_tokens + self.completion_tokens
-        self.wants_ids: bool = token_ids or bool(body.get("return_token_ids"))
+        self.wants_ids: bool = run.token_ids or bool(body.get("return_token_ids"))
         self.prompt_token_ids = list(answer.prompt_ids) if self.wants_ids else None
         self._echo = _echoed(body)
         self._shows_ids = bool(body.get("return_tokens_as_token_ids"))
