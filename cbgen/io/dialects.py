@@ -7,7 +7,7 @@ row says when it is read back. Chat templates, tokens, the vocabulary and the me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -41,23 +41,21 @@ class RowDialect(Protocol):
 def row_dialects(
     *,
     columns: Literal["all", "none"] | Sequence[str],
-    token_ids: bool,
+    options: Collection[str],
     seed: int,
     model: str,
-    on_renamed: Callable[[str, str], None] | None = None,
 ) -> dict[str | None, RowDialect]:
     """Return what lays out the rows of a run, by the dialect of their records.
 
     Args:
         columns: input columns that cbgen's own rows carry.
-        token_ids: write the ids of prompt and answer too.
+        options: settings that ask for more fields, of `rows.ROW_OPTIONS`.
         seed: part of the ids of batch lines.
         model: the name in batch lines whose request names no model.
-        on_renamed: told of each input column that is renamed.
     """
-    run = BatchRun(seed=seed, model=model, token_ids=token_ids)
+    run = BatchRun(seed=seed, model=model, token_ids="token_ids" in options)
     return {
-        None: OutputRows(columns, token_ids=token_ids, on_renamed=on_renamed),
+        None: OutputRows(columns, options=options),
         "openai": OpenAILines(run),
         "vllm": VllmLines(run),
     }

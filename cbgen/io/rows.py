@@ -7,14 +7,17 @@ Numbers that are not finite are made null.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cbgen.errors import RowError
 from cbgen.io.column_types import ColumnType, ListType, ObjectType
 from cbgen.io.records import Record
+
+logger = logging.getLogger(__name__)
 
 FINISH_REASONS = ("stop", "length", "cancelled", "error")
 """How a row can have ended."""
@@ -60,8 +63,9 @@ class OutputField:
     value: Callable[[Answer, Sample], Any]
     is_of_sample: bool = True
     """Whether each of several samples has its own."""
-    is_token_ids: bool = False
-    """Whether it is written only where token ids are asked for, and in no failed row."""
+    option: str | None = None
+    """The setting of section `output` that asks for it; None = every row has it. No failed row has
+    a field that was asked for."""
     when_failed: Any = None
     """Its value in the row of a record that could not be answered."""
 
@@ -100,13 +104,13 @@ FIELDS = (
         type=ListType("int"),
         value=lambda answer, _: list(answer.prompt_ids),
         is_of_sample=False,
-        is_token_ids=True,
+        option="token_ids",
     ),
     OutputField(
         name="token_ids",
         type=ListType("int"),
         value=lambda _, sample: list(sample.generated_tokens),
-        is_token_ids=True,
+        option="token_ids",
     ),
 )
 """The fields that say what was generated, in the order of a row.
@@ -115,6 +119,9 @@ A row begins with `id`, `index` and the carried columns, and ends with `error`. 
 samples has `choices` in place of the fields of a sample.
 """
 
+ROW_OPTIONS = frozenset(field.option for field in FIELDS if field.option is not None)
+"""The settings of section `output` that ask for fields."""
+
 _RESERVED = ("prompt_logprobs", "reasoning", "valid", "continuation")  # no row has them yet
 
 OUTPUT_FIELDS = frozenset(
@@ -122,15 +129,15 @@ OUTPUT_FIELDS = frozenset(
 )
 """Every field that an output row may have; columns of these names are renamed in every run."""
 
-ALWAYS_PRESENT = ("index", *(field.name for field in FIELDS if not field.is_token_ids), "error")
+ALWAYS_PRESENT = ("index", *(field.name for field in FIELDS if field.option is None), "error")
 """The fields that every parquet file has a column for; `id` too, whose type depends on the rows."""
 
 
 def _own_columns() -> dict[str, ColumnType]:
-    always = {field.name: field.type for field in FIELDS if not field.is_token_ids}
+    always = {field.name: field.type for field in FIELDS if field.option is None}
     of_samples = {field.name: field.type for field in FIELDS if field.is_of_sample}
     optional = sorted(
-        (field for field in FIELDS if field.is_token_ids), key=lambda field: not field.is_of_sample
+        (field for field in FIELDS if field.option), key=lambda field: not field.is_of_sample
     )
     return {
         "index": "int",
@@ -154,23 +161,20 @@ class OutputRows:
     Args:
         columns: input columns to carry: `all` (but ids of tokens and generation_config), `none`, or
             names.
-        token_ids: write the ids of prompt and answer too.
-        on_renamed: called once for each column that is renamed, with the old and the new name.
+        options: settings that are on, of ROW_OPTIONS.
     """
 
     def __init__(
         self,
         columns: Literal["all", "none"] | Sequence[str] = "all",
         *,
-        token_ids: bool = False,
-        on_renamed: Callable[[str, str], None] | None = None,
+        options: Collection[str] = (),
     ) -> None:
         self._columns = columns
-        self._on_renamed = on_renamed
         self._renamed: set[tuple[str, str]] = set()
         self._plan_keys: tuple[str, ...] = ()
         self._plan: list[tuple[str, str]] = []
-        self._fields = [field for field in FIELDS if token_ids or not field.is_token_ids]
+        self._fields = [f for f in FIELDS if f.option is None or f.option in options]
         self._sample_fields = [field for field in self._fields if field.is_of_sample]
         self._row_fields = [field for field in self._fields if not field.is_of_sample]
 
@@ -197,7 +201,7 @@ class OutputRows:
         """Return the row of a record that could not be answered; it carries the same columns."""
         row = self._begin(record)
         for field in FIELDS:
-            if not field.is_token_ids:
+            if field.option is None:
                 row[field.name] = field.when_failed
         row["error"] = error.as_dict()
         return row
@@ -218,8 +222,11 @@ class OutputRows:
         for name, output_name in plan:
             if name != output_name and (name, output_name) not in self._renamed:
                 self._renamed.add((name, output_name))
-                if self._on_renamed is not None:
-                    self._on_renamed(name, output_name)
+                logger.warning(
+                    "input column %r is written as %r: output rows have a field of that name",
+                    name,
+                    output_name,
+                )
         return plan
 
     def _carried(self, columns: dict[str, Any]) -> list[str]:

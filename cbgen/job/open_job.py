@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from cbgen.engine.model.attach import attached
 from cbgen.engine.model.loader import LoadedModel, load_model
 from cbgen.engine.plan import EnginePlan
 from cbgen.io.dialects import row_dialects
+from cbgen.io.rows import ROW_OPTIONS
 from cbgen.io.template import Template
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.batch_job import BatchJob, Results
@@ -23,8 +23,6 @@ from cbgen.job.preparer import Preparer, make_preparer
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.settings import Setting, effective_settings
 from cbgen.recipe.schema import Recipe
-
-logger = logging.getLogger(__name__)
 
 _READ_AHEAD = 64
 """Rows in flight beyond those that the engine can run at once."""
@@ -102,18 +100,14 @@ def open_job(
             loop.stop(hard_stop=True)
 
 
-def _tell_renamed(name: str, output_name: str) -> None:
-    logger.warning(
-        "input column %r is written as %r: output rows have a field of that name", name, output_name
-    )
-
-
 def _answers(recipe: Recipe, loaded: LoadedModel) -> AnswerBuilder:
+    options = {name for name in ROW_OPTIONS if getattr(recipe.output, name)}
+    if loaded.tokenizer is None:
+        options.add("token_ids")
     dialects = row_dialects(
         columns=recipe.output.columns,
-        token_ids=recipe.output.token_ids or loaded.tokenizer is None,
+        options=options,
         seed=recipe.seed or 0,
         model=recipe.model.path,
-        on_renamed=_tell_renamed,
     )
     return AnswerBuilder(loaded.tokenizer, dialects)

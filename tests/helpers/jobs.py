@@ -106,7 +106,7 @@ def make_stub_job(
     )
     job = BatchJob(
         preparer=preparer,
-        answers=AnswerBuilder(None, {None: OutputRows("none", token_ids=True)}),
+        answers=AnswerBuilder(None, {None: OutputRows("none", options={"token_ids"})}),
         engine=engine,
         results=results,
         statistics=statistics,
