@@ -28,7 +28,7 @@ LOG_SECONDS = 10.0
 """Seconds between two plain lines."""
 _REFRESHES_PER_SECOND = 4
 _RATE_SECONDS = 10.0
-"""Rates are those of the last seconds, this many."""
+"""Rates are averages over this many last seconds."""
 _BAR_WIDTH = 24
 
 

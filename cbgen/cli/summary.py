@@ -115,7 +115,7 @@ def _how_to_see_failed_rows(statistics: JobStatistics, output: str) -> str:
 
 
 def written_rows(statistics: JobStatistics, output: str) -> str:
-    """Return where the rows of a run are that ended early."""
+    """Return where the rows are, for a run that ended early."""
     done = statistics.rows_written + statistics.rows_resumed
     if done == 0:
         return "no row was written"

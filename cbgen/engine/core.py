@@ -1,4 +1,4 @@
-"""The engine: three verbs a step, and nothing else."""
+"""The engine: `schedule`, `launch`, `update` make a step; nothing else does."""
 
 from __future__ import annotations
 

@@ -61,8 +61,9 @@ class GenerationOutput:
 class Request:
     """The state of one request inside the engine. Scheduler and cache change it, nobody else.
 
-    The cache sets `num_slots` and `packed_tokens`, and at an admission `num_computed_tokens` and
-    what is settled, since it knows what need not be computed. All else is the scheduler's.
+    The cache sets `num_slots` and `packed_tokens`, and at an admission `num_computed_tokens`,
+    `num_settled_tokens` and `settled_step`, since it knows what need not be computed. All else is
+    the scheduler's.
 
     There is no prefill phase and no decode phase: `num_computed_tokens` (keys and values in the
     cache) chases `num_tokens` (tokens known or being sampled). Invariants: 0 <= num_computed_tokens
@@ -95,7 +96,7 @@ class Request:
     num_pending_tokens: int = field(default=0, init=False)
     """Tokens sampled in a step whose result has not come back yet."""
     num_settled_tokens: int = field(default=0, init=False)
-    """Tokens that were in the cache before step `settled_step` began."""
+    """Tokens that were in the cache already when step `settled_step` began."""
     settled_step: int = field(default=-1, init=False)
     num_slots: int = field(default=0, init=False)
     """Tokens for which the cache has given it room."""

@@ -36,7 +36,7 @@ class PlanFacts:
     free_bytes: int
     """Memory that cache and buffers may come from, weights already loaded."""
     host_free_bytes: int = 0
-    """Memory of the host that is free; without meaning on a CPU, where `free_bytes` is that."""
+    """Free memory of the host; ignored on a CPU, where `free_bytes` is memory of the host."""
     layers: tuple[LayerFacts, ...]
     dtype: str
     """Name of the dtype that the model computes in; keys and values have it too."""

@@ -3,9 +3,10 @@
     Scheduler.schedule() -> ScheduledBatch -> Runner.launch() -> StepHandle
     StepHandle.result() -> StepResult -> Scheduler.update()
 
-Both are immutable and hold no tensors, so a step can be logged, compared in a test, or sent to
-another rank. Rows are places in the runner's persistent buffers: a request keeps its row from
-admission to finish, and a step names rows instead of repeating what the runner already holds.
+StepHandle is a protocol in core.py; the runner's is LaunchedStep. Batch and result are immutable
+and hold no tensors, so a step can be logged, compared in a test, or sent to another rank. Rows are
+places in the runner's persistent buffers: a request keeps its row from admission to finish, and a
+step names rows instead of repeating what the runner already holds.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class KVStorage:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the beginning of blocks into others; all copies read before any of them writes.
 
-        Where one copy asks for fewer tokens than another, it gets as many: what is behind the
-        tokens that a request has computed is undefined anyhow.
+        Every copy moves as many tokens as the longest one: what lies behind the tokens that a
+        request has computed is undefined.
         """
         if not copies or not self._pages:
             return

@@ -45,7 +45,7 @@ class IncrementalDetokenizer:
         self._window: list[int] = []  # tokens before it have no influence on what comes
         self._num_given = 0  # tokens of the window whose text has been given out in full
         self._given = ""  # their text
-        self._num_ahead = 0  # characters that have been given out of the tokens behind them
+        self._num_ahead = 0  # characters given out already of tokens that are not complete yet
 
     def push(self, token_ids: Sequence[int], *, is_last: bool = False) -> str:
         """Take new tokens and return the text that they complete, of the last ones the rest."""
@@ -148,5 +148,5 @@ class StopChecker:
 
 
 def cut_text(text: str, stop_string: str | None) -> str:
-    """Return the text of a whole answer as far as it stays."""
+    """Return the text of a whole answer before its stop string."""
     return text if stop_string is None else text.partition(stop_string)[0]

@@ -59,7 +59,7 @@ def check_generation_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def greedy_samples(count: int) -> FieldError:
+def greedy_samples_error(count: int) -> FieldError:
     """Return the error of several samples without sampling; transformers refuses them too."""
     return FieldError(
         "num_return_sequences",
@@ -136,4 +136,4 @@ def _check_agreement(values: Mapping[str, Any]) -> None:
         )
     count = values.get("num_return_sequences", 1)
     if count > 1 and (values.get("do_sample") is False or temperature == 0):
-        raise greedy_samples(count)
+        raise greedy_samples_error(count)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from cbgen.engine.sampling.params import SamplingParams, derive_seed
 from cbgen.errors import RowError, UsageError
-from cbgen.generation.check import FieldError, check_generation_fields, greedy_samples
+from cbgen.generation.check import FieldError, check_generation_fields, greedy_samples_error
 from cbgen.generation.fields import GENERATION_FIELDS, GENERATION_SECTION, Support
 from cbgen.values import Plain
 
@@ -23,7 +23,7 @@ _HONOURED = tuple(
     name for name, field in GENERATION_FIELDS.items() if field.support is Support.HONOURED
 )
 _PARAMETERS = {item.name for item in dataclasses.fields(SamplingParams)} & {*_HONOURED} - {"seed"}
-"""Fields that the engine takes under the same name, and that all answers of a request share."""
+"""Fields that the engine takes under the same name, and that all samples of a request share."""
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")
 """Fields without effect on a greedy request."""
 
@@ -33,7 +33,7 @@ class RequestSettings:
     """How one request is answered."""
 
     samples: tuple[SamplingParams, ...]
-    """The parameters of each of its answers; they differ in the seed alone."""
+    """The parameters of each of its samples; they differ in the seed alone."""
     eos_token_ids: frozenset[int]
     """The stop tokens that are ends of sequence; others are reported as the stop reason."""
     max_length: int | None
@@ -124,10 +124,10 @@ class GenerationSettings:
 
     def effective(self) -> dict[str, tuple[Any, str]]:
         """Return what a request without own fields gets: value and origin of each setting."""
-        samples, origin = self._samples({})
+        is_sampled, origin = self._is_sampled({})
         merged, *_ = self._shared
-        shown: dict[str, tuple[Any, str]] = {"do_sample": (samples, origin)}
-        if samples:
+        shown: dict[str, tuple[Any, str]] = {"do_sample": (is_sampled, origin)}
+        if is_sampled:
             off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
             for name in _FILTERS:
                 shown[name] = (merged.get(name, off[name]), self._origin(name))
@@ -139,7 +139,7 @@ class GenerationSettings:
         for name in _HONOURED:
             if name in merged and name not in (*shown, *_FILTERS, "seed"):
                 shown[name] = (merged[name], self._origin(name))
-        if samples:
+        if is_sampled:
             shown["seed"] = (self._run_seed, self._origin("seed"))
         return shown
 
@@ -155,7 +155,7 @@ class GenerationSettings:
                 break
         return merged
 
-    def _samples(self, row: Mapping[str, Any]) -> tuple[bool, str]:
+    def _is_sampled(self, row: Mapping[str, Any]) -> tuple[bool, str]:
         """Return whether a request samples, and the level that decides it."""
         for level, origin in ((row, "row"), *self._levels):
             if "do_sample" in level:
@@ -171,7 +171,7 @@ class GenerationSettings:
         first = SamplingParams(**parameters, seed=self._seed(request_id, row, 0), logprobs=logprobs)
         count = merged.get("num_return_sequences", 1)
         if count > 1 and first.is_greedy:
-            raise greedy_samples(count)
+            raise greedy_samples_error(count)
         others = [replace(first, seed=self._seed(request_id, row, i)) for i in range(1, count)]
         return RequestSettings(
             samples=(first, *others),
@@ -189,8 +189,8 @@ class GenerationSettings:
         merged = self._merge(row)
         eos_token_ids = frozenset() if merged.get("ignore_eos") else self._eos(merged)
         parameters = {name: value for name, value in merged.items() if name in _PARAMETERS}
-        samples, _ = self._samples(row)
-        parameters["temperature"] = merged.get("temperature", 1.0) if samples else 0.0
+        is_sampled, _ = self._is_sampled(row)
+        parameters["temperature"] = merged.get("temperature", 1.0) if is_sampled else 0.0
         parameters["stop_token_ids"] = eos_token_ids.union(merged.get("stop_token_ids", ()))
         if "stop_strings" in merged:
             parameters["stop_strings"] = _several(merged["stop_strings"])

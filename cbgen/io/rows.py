@@ -151,7 +151,7 @@ def _own_columns() -> dict[str, ColumnType]:
 OWN_COLUMNS = _own_columns()
 """The types of all fields but `id`, in the order of a parquet file's columns.
 
-Carried columns stand behind the first one.
+Input columns come right after `index`.
 """
 
 

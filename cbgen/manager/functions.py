@@ -52,8 +52,8 @@ def init_continuous_batching(
     returned again, with the settings given now; its engine is built anew if they need another one.
 
     Args:
-        model: a loaded causal language model. It is borrowed between `start` and `stop`, and as it
-            was otherwise.
+        model: a loaded causal language model. It is hooked between `start` and `stop`, and
+            restored then.
         generation_config: sampling and stopping of requests that say nothing else, an object or a
             mapping of its fields; None = the model's own. Not changed.
         continuous_batching_config: settings of the engine: cbgen's class, transformers' or a
@@ -139,7 +139,7 @@ def continuous_batching_context_manager(  # noqa: PLR0913  as in transformers
         yield manager
         if manager.is_running():
             manager.stop(block=block, timeout=timeout, keep_for_next_session=persistent_manager)
-    except BaseException:  # also of one who has no patience for the stop
+    except BaseException:  # also on Ctrl-C during the stop
         if manager.is_running():
             manager.stop(hard_stop=True)
         manager.discard()

@@ -454,7 +454,7 @@ class ContinuousBatchingManager:
             samples = make_samples(item, request_id, self._settings, self._tokenizer)
             ids.append([sample.request_id for sample in samples])
             if not self._router.expect(samples, follower):
-                self._router.put_apart(duplicate_output(request_id, item.prompt_ids))
+                self._router.deliver_duplicate(duplicate_output(request_id, item.prompt_ids))
             elif samples[0].is_finished:
                 self._router.put([sample.output() for sample in samples])
             else:

@@ -16,7 +16,7 @@ from cbgen.values import show_argument
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Stands behind the last output: nothing more will come.
+    """End marker after the last output: nothing more will come.
 
     Attributes:
         failure: what ended the engine, None after a stop.

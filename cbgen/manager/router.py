@@ -116,7 +116,7 @@ class OutputRouter:
 
         Args:
             outputs: of requests that are expected.
-            is_hard_stop: those that were cancelled, and not by a caller, were stopped and failed.
+            is_hard_stop: report requests that the stop cut short as failed.
         """
         with self._lock:
             for output in outputs:
@@ -135,7 +135,7 @@ class OutputRouter:
                 self._deliver(tracked.final_output(output))
             self._end_iterations()
 
-    def put_apart(self, output: RequestOutput) -> None:
+    def deliver_duplicate(self, output: RequestOutput) -> None:
         """Deliver an output to whoever takes any: its id belongs to another request."""
         with self._lock:
             self._has_begun = True

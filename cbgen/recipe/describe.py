@@ -63,8 +63,8 @@ A recipe is one YAML file: a mapping of the sections below. `cbgen init` writes 
 
 _GENERATION = """\
 The names and meanings are those of `transformers.GenerationConfig`, then come cbgen's own. A row's
-`generation_config` may hold the same fields. Nothing is on that neither row, recipe nor model asked
-for. `do_sample: false` beside a temperature other than 0 or 1 is refused.
+`generation_config` may hold the same fields. A setting is off unless row, recipe or model turns it
+on. `do_sample: false` beside a temperature other than 0 or 1 is refused.
 """
 
 _NOT_SUPPORTED = """\

@@ -1,8 +1,8 @@
 """Rounds the linear layers of a model on the CPU to int8, and measures what logits lose by it.
 
-Every weight column and every row that it is multiplied with has one scale, after 64 depths at a
-time were rotated (csrc/kernels.h). Embedding and head stay as they are. The original weights are
-gone; nothing can put them back.
+Each group of 64 input features is rotated first (csrc/kernels.h); then every weight column, and
+every row that it is multiplied with, has one scale. Embedding and head stay as they are. The
+original weights are gone; nothing can put them back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_quantization(device: torch.device, dtype: torch.dtype) -> None:
 
     Args:
         device: where the model is to run.
-        dtype: that it is to compute in besides.
+        dtype: of everything that is not int8.
 
     Raises:
         UsageError: they cannot.

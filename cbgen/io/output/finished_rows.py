@@ -117,21 +117,21 @@ class FinishedRows:
 
     def _scan_output(self, on_kept: Callable[[RowOutcome], None]) -> None:
         is_in_place = True
-        since_border = array("Q")
+        since_last_cut = array("Q")
         for item in _read_output(self._path, 0):
             if isinstance(item, int):
                 if is_in_place:
                     self._end = item
-                    for settled in since_border:
+                    for settled in since_last_cut:
                         self._in_place.add(settled)
-                    since_border = array("Q")
+                    since_last_cut = array("Q")
                 continue
             position = self._keep(item, self.answered, on_kept)
-            expected = len(self._in_place) + len(since_border)
+            expected = len(self._in_place) + len(since_last_cut)
             if position is None or (self._order == "input" and position != expected):
                 is_in_place = False
             elif is_in_place:
-                since_border.append(position)
+                since_last_cut.append(position)
         self._moves = len(self.answered) > len(self._in_place)
 
     def _scan_journal(self, on_kept: Callable[[RowOutcome], None]) -> None:

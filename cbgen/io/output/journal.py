@@ -1,4 +1,4 @@
-"""Rows that finished before their turn, outside of memory: an offset each is all that stays.
+"""Rows that finished before their turn, kept on disk; memory holds only the offset of each.
 
 A store keeps the lines (the journal file beside the output, or a temporary file for stdout);
 WaitingRows knows whose turn it is. Neither knows what a line says.
@@ -151,7 +151,7 @@ class WaitingRows:
         self._waiting_bytes -= sum(map(len, lines))
         self._advance(len(lines))
 
-    def pass_one(self) -> None:
+    def skip_one(self) -> None:
         """Note that the next row was written without waiting."""
         waits = self._head < len(self._offsets) and self._offsets[self._head] != 0
         assert not waits, f"row {self.next_index} came twice"

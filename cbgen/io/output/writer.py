@@ -1,4 +1,4 @@
-"""Output rows to OUT in the order asked for, each with the system before `write` returns.
+"""Output rows to OUT in the order asked for, each handed to the system before `write` returns.
 
 A row goes to OUT at once where it can: as a line, when its turn has come. Otherwise it waits in
 OUT.journal, or for stdout and other streams in memory and a temporary file. Rows for .gz and .zst
@@ -82,7 +82,7 @@ class RowWriter:
             if self._output.holds_rows_back:
                 waiting.store.append(line)  # until its frame is on disk
             self._output.append(line)
-            waiting.pass_one()
+            waiting.skip_one()
         else:
             waiting.put(place, line)
         self._drain()
