@@ -21,7 +21,7 @@ from cbgen.errors import EngineError
 class OutputSink(Protocol):
     """Takes the requests that have ended. Called on the engine's thread; no method may block."""
 
-    def put(self, outputs: Sequence[GenerationOutput]) -> None:
+    def put(self, outputs: Sequence[GenerationOutput]) -> object:
         """Take requests that have ended, in the order in which they ended."""
 
     def close(self, failure: EngineError | None) -> None:

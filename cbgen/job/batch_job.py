@@ -214,8 +214,7 @@ class BatchJob:
         num_records = 0
         try:
             for record in records:
-                self._records.put((record,))
-                if self._records.is_closed:
+                if not self._records.put((record,)):
                     return  # no more records are wanted
                 self._statistics.rows_read += 1
                 num_records += 1

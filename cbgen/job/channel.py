@@ -29,21 +29,22 @@ class Channel(Generic[T]):
         self._is_closed = False
         self._failure: BaseException | None = None
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether what is put now is dropped."""
-        return self._is_closed
+    def put(self, items: Iterable[T]) -> bool:
+        """Append items at once, waiting while the channel is full; they may exceed the capacity.
 
-    def put(self, items: Iterable[T]) -> None:
-        """Append items at once, waiting while the channel is full; they may exceed the capacity."""
+        Returns:
+            Whether they are taken; False once the channel is closed.
+        """
         with self._changed:
             while self._capacity is not None and len(self._items) >= self._capacity:
                 if self._is_closed:
-                    return
+                    return False
                 self._changed.wait()
-            if not self._is_closed:
-                self._items.extend(items)
-                self._changed.notify_all()
+            if self._is_closed:
+                return False
+            self._items.extend(items)
+            self._changed.notify_all()
+            return True
 
     def take(self, most: int | None = None, timeout: float | None = None) -> list[T]:
         """Take what is there, up to `most` items, waiting for the first.

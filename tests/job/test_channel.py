@@ -101,3 +101,11 @@ def test_closed_slots_give_nothing():
     slots.close()
     thread.join(5)
     assert acquired == [0]
+
+
+def test_put_says_whether_items_were_taken():
+    channel = Channel()
+    assert channel.put([1])
+    channel.close()
+    assert not channel.put([2])
+    assert channel.take() == [1]
