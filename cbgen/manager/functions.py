@@ -33,6 +33,7 @@ from cbgen.manager.configs import (
 from cbgen.manager.given_requests import GivenRequest, TokenInputs, prompt_id_lists
 from cbgen.manager.manager import ContinuousBatchingManager, persistent_manager_of
 from cbgen.manager.outputs import EngineDied, RequestOutput
+from cbgen.values import show_argument
 
 _SEED_BITS = 32
 
@@ -69,6 +70,11 @@ def init_continuous_batching(
     check_model(model)
     if logprobs_mode not in get_args(LogprobsMode):
         raise UsageError(f"logprobs_mode must be raw or processed, got {logprobs_mode!r}")
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise UsageError(
+            f"the tokenizer must be a loaded one, got {show_argument(tokenizer)}; load it with "
+            "AutoTokenizer.from_pretrained"
+        )
     setup = engine_setup(model, continuous_batching_config, generation_config, workload_hints)
     config = setup.config
     try:

@@ -247,3 +247,9 @@ def test_a_result_handler_that_is_async_is_refused(scripted, callback):
 def test_a_result_handler_is_a_function(scripted):
     with pytest.raises(TypeError, match="the callback must be a function, got NoneType"):
         scripted().register_result_handler("a", None)
+
+
+def test_a_tokenizer_that_is_not_loaded_is_refused_at_once():
+    message = "the tokenizer must be a loaded one, got str 'org/name'; load it with"
+    with pytest.raises(cbgen.UsageError, match=message):
+        cbgen.init_continuous_batching(tiny_model("llama"), tokenizer="org/name")

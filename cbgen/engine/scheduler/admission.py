@@ -59,8 +59,8 @@ def refusal(request: Request, plan: EnginePlan, *, is_duplicate: bool) -> RowErr
     if request.params.stop_strings and request.stop_checker is None:
         return _error(
             "no_tokenizer",
-            "stop strings are found in text, and the engine has no tokenizer; give it one "
-            "(tokenizer=... of the manager), or use stop_token_ids",
+            "stop strings are found in text, and there is no tokenizer; give the manager "
+            "tokenizer=..., or set stop_strings: [] and use stop_token_ids",
         )
     return None
 
