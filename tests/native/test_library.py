@@ -57,7 +57,7 @@ def test_the_threads_of_the_kernels_are_those_of_torch(library, threads):
     started = []
 
     def compute() -> None:
-        # By identity and not by number: threads of the test before may end while these are looked at.
+        # By identity, not by number: threads of an earlier test may end meanwhile.
         before = threads_of_process()
         packed.multiply(torch.ones(64, 64))  # a thread's first work for several starts the others
         of_kernels = threads_of_process()
