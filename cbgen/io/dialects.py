@@ -1,24 +1,24 @@
 """The dialects of rows: cbgen's own, and the lines of batch files of OpenAI and vLLM.
 
-Which dialect a record is in, what its prompt is, how its output row is laid out, and what such a
-row says when it is read back. Chat templates, tokens, the vocabulary and the meaning of
-`generation_config` are the job's.
+Which dialect a record is in, what its prompt is, and what an output row says when it is read back;
+rows.py and openai/responses.py lay them out. Chat templates, tokens, the vocabulary and the meaning
+of `generation_config` are the job's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import orjson
 
 from cbgen.errors import RowError
 from cbgen.io.openai.requests import BATCH_LINE_FIELDS, read_batch_request
-from cbgen.io.openai.responses import BatchRun, OpenAILines, VllmLines, outcome_of_line
+from cbgen.io.openai.responses import index_of_line
 from cbgen.io.prompts import Prompt, check_messages, check_token_ids, check_tools, invalid
 from cbgen.io.records import Record
-from cbgen.io.rows import Answer, OutputRows, RowOutcome, outcome_of
+from cbgen.io.rows import RowOutcome
 from cbgen.io.template import Template
 from cbgen.values import show
 
@@ -26,39 +26,6 @@ InputFormat = Literal["auto", "cbgen", "openai", "vllm"]
 """auto: a line is what its form says; openai, vllm: all are lines of a batch; cbgen: none is."""
 
 _FORMS = ("prompt", "messages", "prompt_token_ids", "input_ids")
-
-
-class RowDialect(Protocol):
-    """Lays out the output rows of the records of one dialect."""
-
-    def answer(self, record: Record, answer: Answer) -> dict[str, Any]:
-        """Return the row of a record that was answered."""
-
-    def failure(self, record: Record, error: RowError) -> dict[str, Any]:
-        """Return the row of a record that could not be answered."""
-
-
-def row_dialects(
-    *,
-    columns: Literal["all", "none"] | Sequence[str],
-    options: Collection[str],
-    seed: int,
-    model: str,
-) -> dict[str | None, RowDialect]:
-    """Return what lays out the rows of a run, by the dialect of their records.
-
-    Args:
-        columns: input columns that cbgen's own rows carry.
-        options: settings that ask for more fields, of `rows.ROW_OPTIONS`.
-        seed: part of the ids of batch lines.
-        model: the name in batch lines whose request names no model.
-    """
-    run = BatchRun(seed=seed, model=model, token_ids="token_ids" in options)
-    return {
-        None: OutputRows(columns, options=options),
-        "openai": OpenAILines(run),
-        "vllm": VllmLines(run),
-    }
 
 
 def with_dialect(record: Record, input_format: InputFormat) -> Record:
@@ -164,15 +131,30 @@ def read_outcome(line: bytes) -> RowOutcome | None:
         return None
     if not isinstance(row, dict):
         return None
-    is_batch_line = "custom_id" in row and "response" in row
-    return outcome_of_line(row) if is_batch_line else outcome_of(row)
+    index, error, choices, usage = map(row.get, ("index", "error", "choices", "usage"))
+    if choices is None:  # in a parquet file a row of one sample has this column too
+        choices = [row]
+    if "custom_id" in row and "response" in row:
+        response = _as_object(row["response"])
+        body = _as_object(response.get("body"))
+        index, choices, usage = index_of_line(row), body.get("choices"), body.get("usage")
+        error = error or body.get("error")
+        if error is not None or response.get("status_code") != 200:
+            error, choices = error or {}, [{"finish_reason": "error"}]
+    choices = choices if isinstance(choices, list) else []
+    reasons: list[Any] = [_as_object(choice).get("finish_reason") for choice in choices]
+    if type(index) is not int or index < 0 or not reasons:
+        return None
+    if not all(isinstance(reason, str) for reason in reasons):
+        return None
+    if error is not None:
+        held = _as_object(error)
+        code = held.get("code") or _as_object(held.get("error")).get("code") or "error"
+        return RowOutcome(index, ("error",), str(code))
+    tokens = (_as_object(usage).get(f"{name}_tokens") for name in ("prompt", "completion"))
+    return RowOutcome(index, tuple(reasons), None, *(int(count or 0) for count in tokens))
 
 
-def row_error(row: Mapping[str, Any]) -> str | None:
-    """Return the message of the error that an output row of any dialect carries, else None."""
-    error, response = row["error"], row.get("response")
-    if error is None and "index" not in row and isinstance(response, dict):  # an OpenAI line
-        error = response["body"].get("error")
-    while isinstance(error, dict):
-        error = error.get("error", error.get("message"))
-    return None if error is None else str(error)
+def _as_object(value: object) -> Mapping[str, Any]:
+    """Return a JSON object, an empty one in place of any other value."""
+    return value if isinstance(value, dict) else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -257,51 +257,6 @@ class RowOutcome:
     """Set where the row failed."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-
-    @classmethod
-    def of_failure(cls, index: int, error: object) -> RowOutcome:
-        """Return the outcome of a row that carries an error, as an object or otherwise."""
-        held = as_object(error)
-        code = held.get("code") or as_object(held.get("error")).get("code") or "error"
-        return cls(index, ("error",), str(code))
-
-    @classmethod
-    def of_answer(cls, index: int, finish_reasons: Iterable[object], usage: object) -> RowOutcome:
-        """Return the outcome of a row that was answered."""
-        held = as_object(usage)
-        return cls(
-            index,
-            tuple(map(str, finish_reasons)),
-            None,
-            int(held.get("prompt_tokens") or 0),
-            int(held.get("completion_tokens") or 0),
-        )
-
-
-def outcome_of(row: Mapping[str, Any]) -> RowOutcome | None:
-    """Return the outcome of a row that OutputRows laid out; None if it is another one's."""
-    index, choices = row.get("index"), row.get("choices")
-    if type(index) is not int or index < 0:
-        return None
-    # A parquet file has the columns of both, so `choices` can be null.
-    reasons = finish_reasons([row] if choices is None else choices)
-    if not all(isinstance(reason, str) for reason in reasons):
-        return None
-    error = row.get("error")
-    if error is not None:
-        return RowOutcome.of_failure(index, error)
-    return RowOutcome.of_answer(index, reasons, row.get("usage"))
-
-
-def finish_reasons(choices: object) -> list[object]:
-    """Return the finish reason of each choice; one that is None if there are no choices."""
-    held = choices if isinstance(choices, list) and choices else [None]
-    return [as_object(choice).get("finish_reason") for choice in held]
-
-
-def as_object(value: object) -> Mapping[str, Any]:
-    """Return a JSON object, an empty one in place of any other value."""
-    return value if isinstance(value, dict) else {}
 
 
 def logprobs_object(

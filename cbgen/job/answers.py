@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,10 +11,9 @@ from cbgen.engine.request import FinishReason, GenerationOutput, RequestStatus
 from cbgen.engine.text import cut_text
 from cbgen.errors import RowError
 from cbgen.generation.resolve import RequestSettings
-from cbgen.io.dialects import RowDialect
-from cbgen.io.openai.responses import CANCELLED
+from cbgen.io.openai.responses import CANCELLED, BatchLines
 from cbgen.io.records import Record
-from cbgen.io.rows import Answer, Sample, logprobs_object
+from cbgen.io.rows import Answer, OutputRows, Sample, logprobs_object
 
 
 class AnswerBuilder:
@@ -22,20 +21,20 @@ class AnswerBuilder:
 
     Args:
         tokenizer: None for a model without one; rows then have token ids and no text.
-        dialects: lay out the rows of the records of each dialect; None has those without one.
+        rows: lays out the rows of records without a dialect.
+        lines: lays out those of lines of batch files.
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase | None,
-        dialects: Mapping[str | None, RowDialect],
+        self, tokenizer: PreTrainedTokenizerBase | None, *, rows: OutputRows, lines: BatchLines
     ) -> None:
         self._tokenizer = tokenizer
-        self._dialects = dialects
+        self._rows = rows
+        self._lines = lines
 
     def failure(self, record: Record, error: RowError) -> dict[str, Any]:
         """Return the row of a record that could not be answered."""
-        return self._dialects[record.dialect].failure(record, error)
+        return self._layout(record).failure(record, error)
 
     def answer(
         self, record: Record, outputs: Sequence[GenerationOutput], settings: RequestSettings
@@ -57,7 +56,10 @@ class AnswerBuilder:
         if is_cut_short and record.dialect is not None:
             raise RowError(CANCELLED, "the run ended before the answer did", type="engine_error")
         samples = [self._sample(output, settings) for output in outputs]
-        return self._dialects[record.dialect].answer(record, Answer(outputs[0].prompt_ids, samples))
+        return self._layout(record).answer(record, Answer(outputs[0].prompt_ids, samples))
+
+    def _layout(self, record: Record) -> OutputRows | BatchLines:
+        return self._rows if record.dialect is None else self._lines
 
     def _sample(self, output: GenerationOutput, settings: RequestSettings) -> Sample:
         assert output.finish_reason is not None, "an answered request has ended"

@@ -156,17 +156,23 @@ class BatchJob:
         self._engine.wind_down(time.monotonic() + grace)
 
     def rows(
-        self, records: Iterable[Record], *, on_idle: Callable[[], None] = lambda: None
+        self,
+        records: Iterable[Record],
+        *,
+        on_idle: Callable[[], None] = lambda: None,
+        strict: bool = False,
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield index and output row of every record, as they finish. To be called once.
 
         Args:
             records: are read on another thread, a bounded number ahead.
             on_idle: called about once a second while no row finishes.
+            strict: end at the first row that carries an error.
 
         Raises:
             EngineError: the engine failed.
-            UsageError: the input cannot be read any further; the rows before that were given.
+            UsageError: the input cannot be read any further; the rows before that were given. Or
+                `strict` is set and a row carries an error.
         """
         self._start("cbgen-reader", lambda: self._read(records))
         self._start("cbgen-preparer", self._prepare)
@@ -188,7 +194,7 @@ class BatchJob:
                         if self._stops_early and in_flight.was_cut_short:
                             num_dropped += 1
                             continue
-                        yield self._finish(in_flight.row, in_flight.outputs)
+                        yield self._finish(in_flight.row, in_flight.outputs, strict=strict)
                         num_given += 1
                     self._slots.release()  # that of the row, or of a sample before its last one
             if failure is not None:
@@ -264,7 +270,7 @@ class BatchJob:
         return in_flight
 
     def _finish(
-        self, row: PreparedRow, outputs: Sequence[GenerationOutput]
+        self, row: PreparedRow, outputs: Sequence[GenerationOutput], *, strict: bool
     ) -> tuple[int, dict[str, Any]]:
         statistics = self._statistics
         record = row.record
@@ -276,6 +282,8 @@ class BatchJob:
             output_row = self._answers.answer(record, outputs, row.settings)
         except RowError as error:
             statistics.count_failure(error.code)
+            if strict:
+                raise UsageError(f"row {record.index}: {error.message} (--strict)") from error
             return record.index, self._answers.failure(record, error)
         statistics.count_answer(
             [str(output.finish_reason) for output in outputs],

@@ -13,8 +13,8 @@ from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.loader import LoadedModel, load_model
 from cbgen.engine.plan import EnginePlan
-from cbgen.io.dialects import row_dialects
-from cbgen.io.rows import ROW_OPTIONS
+from cbgen.io.openai.responses import BatchLines
+from cbgen.io.rows import ROW_OPTIONS, OutputRows
 from cbgen.io.template import Template
 from cbgen.job.answers import AnswerBuilder
 from cbgen.job.batch_job import BatchJob, Results
@@ -104,10 +104,10 @@ def _answers(recipe: Recipe, loaded: LoadedModel) -> AnswerBuilder:
     options = {name for name in ROW_OPTIONS if getattr(recipe.output, name)}
     if loaded.tokenizer is None:
         options.add("token_ids")
-    dialects = row_dialects(
-        columns=recipe.output.columns,
-        options=options,
-        seed=recipe.seed or 0,
-        model=recipe.model.path,
+    return AnswerBuilder(
+        loaded.tokenizer,
+        rows=OutputRows(recipe.output.columns, options=options),
+        lines=BatchLines(
+            seed=recipe.seed or 0, model=recipe.model.path, token_ids="token_ids" in options
+        ),
     )
-    return AnswerBuilder(loaded.tokenizer, dialects)

@@ -13,7 +13,6 @@ from typing import Any
 
 from cbgen.engine.events import EngineObserver
 from cbgen.errors import StoppedEarly, UsageError
-from cbgen.io.dialects import row_error
 from cbgen.io.input_files import refuse_remote_output
 from cbgen.io.json_values import encode_row
 from cbgen.io.output.finished_rows import FinishedRows, holds_rows
@@ -120,9 +119,9 @@ def run_job(
                     refuse_bad_rows(recipe, options, opened.preparer, survey)
                 if early_stop is not None:
                     early_stop.attach(opened.job.stop_early)
-                for index, row in opened.job.rows(records, on_idle=files.writer.sync_if_due):
-                    if options.strict and (problem := row_error(row)) is not None:
-                        raise UsageError(f"row {index}: {problem} (--strict)")
+                for index, row in opened.job.rows(
+                    records, on_idle=files.writer.sync_if_due, strict=options.strict
+                ):
                     files.write(index, row)
                 if not opened.job.is_complete:
                     raise StoppedEarly("the run ended before its input did")

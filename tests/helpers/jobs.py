@@ -10,6 +10,7 @@ from typing import Any
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import FinishReason, Request, RequestStatus
 from cbgen.generation.resolve import GenerationSettings
+from cbgen.io.openai.responses import BatchLines
 from cbgen.io.records import Record, record_of
 from cbgen.io.rows import OutputRows
 from cbgen.job.answers import AnswerBuilder
@@ -106,7 +107,11 @@ def make_stub_job(
     )
     job = BatchJob(
         preparer=preparer,
-        answers=AnswerBuilder(None, {None: OutputRows("none", options={"token_ids"})}),
+        answers=AnswerBuilder(
+            None,
+            rows=OutputRows("none", options={"token_ids"}),
+            lines=BatchLines(seed=0, model="", token_ids=True),
+        ),
         engine=engine,
         results=results,
         statistics=statistics,

@@ -5,17 +5,17 @@ import math
 import pytest
 
 from cbgen.errors import RowError
-from cbgen.io.dialects import read_outcome, row_error, with_dialect
+from cbgen.io.dialects import read_outcome, with_dialect
 from cbgen.io.ids import IdIndex
 from cbgen.io.json_values import encode_row
 from cbgen.io.openai.body_fields import BodyError
-from cbgen.io.openai.responses import CANCELLED, BatchRun, OpenAILines, VllmLines
-from cbgen.io.rows import Answer, OutputRows, Sample, logprobs_object
+from cbgen.io.openai.responses import CANCELLED, BatchLines
+from cbgen.io.rows import Answer, Sample, logprobs_object
 from tests.helpers.batch_files import chat_line, completion_line, line_record
-from tests.helpers.records import error_of, make_record, read_bytes
+from tests.helpers.records import error_of, read_bytes
 
-RUN = BatchRun(seed=0, model="org/model", token_ids=False)
-LINES = {"openai": OpenAILines(RUN), "vllm": VllmLines(RUN)}
+LINES = BatchLines(seed=0, model="org/model", token_ids=False)
+DIALECTS = ["openai", "vllm"]
 SO = Sample(text="So.", finish_reason="stop", stop_reason=9, generated_tokens=[8, 9])
 OR = Sample(text="Or", finish_reason="length", generated_tokens=[7])
 ANSWER = Answer([1, 2, 3], [SO])
@@ -24,7 +24,7 @@ REFUSAL = BodyError("unsupported_value", "n = 2 is not supported", param="n")
 
 
 def answered(columns, dialect="openai", answer=ANSWER, **changes):
-    return LINES[dialect].answer(line_record(columns, dialect, **changes), answer)
+    return LINES.answer(line_record(columns, dialect, **changes), answer)
 
 
 def body_of(*arguments, **options):
@@ -33,12 +33,12 @@ def body_of(*arguments, **options):
 
 def failed(error, dialect="openai", columns=None):
     record = line_record(chat_line() if columns is None else columns, dialect)
-    return LINES[dialect].failure(record, error)
+    return LINES.failure(record, error)
 
 
 def never_ran(dialect):
     (record,) = read_bytes(b"nonsense")
-    return LINES[dialect].failure(with_dialect(record, dialect), error_of(record))
+    return LINES.failure(with_dialect(record, dialect), error_of(record))
 
 
 def with_logprobs(*logprobs):
@@ -52,7 +52,7 @@ def with_logprobs(*logprobs):
 
 
 def test_a_chat_completion_in_the_form_of_openai():
-    digest = RUN.digest(line_record(chat_line("q1"), index=10))
+    digest = LINES.digest(line_record(chat_line("q1"), index=10))
     assert answered(chat_line("q1"), index=10) == {
         "id": f"batch_req_a_{digest[:16]}",
         "custom_id": "q1",
@@ -82,7 +82,7 @@ def test_a_chat_completion_in_the_form_of_openai():
 
 def test_a_chat_completion_in_the_form_of_vllm():
     line = answered(chat_line("q1"), "vllm", index=10)
-    digest = RUN.digest(line_record(chat_line("q1"), index=10))
+    digest = LINES.digest(line_record(chat_line("q1"), index=10))
     assert encode_row(line).decode() == (
         '{"id":"vllm-a-' + digest[:16] + '","custom_id":"q1","response":{"status_code":200,'
         '"request_id":"vllm-batch-' + digest + '","body":{"id":"chatcmpl-' + digest + '",'
@@ -98,7 +98,7 @@ def test_a_chat_completion_in_the_form_of_vllm():
     )
 
 
-@pytest.mark.parametrize("dialect", LINES)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_completion_has_text(dialect):
     body = body_of(completion_line(), dialect)
     assert body["object"] == "text_completion"
@@ -111,7 +111,7 @@ def test_an_echo_puts_the_prompt_before_the_answer(prompt):
     assert body_of(completion_line(prompt=prompt, echo=True))["choices"][0]["text"] == "Why? So."
 
 
-@pytest.mark.parametrize("dialect", LINES)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_body_without_a_model_gets_the_recipes(dialect):
     assert body_of(chat_line(model=None), dialect)["model"] == "org/model"
 
@@ -120,7 +120,7 @@ def test_a_request_id_of_the_body_names_the_completion():
     assert body_of(chat_line(request_id="r7"), "vllm")["id"] == "chatcmpl-r7"
 
 
-@pytest.mark.parametrize("dialect", LINES)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_token_ids_are_written_where_they_are_asked_for(dialect):
     chat = body_of(chat_line(return_token_ids=True), dialect)
     assert (chat["prompt_token_ids"], chat["choices"][0]["token_ids"]) == ([1, 2, 3], [8, 9])
@@ -128,7 +128,7 @@ def test_token_ids_are_written_where_they_are_asked_for(dialect):
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2, 3], [8, 9])
 
 
-@pytest.mark.parametrize("dialect", LINES)
+@pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("line", [chat_line(n=2), completion_line(n=2)], ids=["chat", "text"])
 def test_samples_are_numbered_choices_whose_prompt_counts_once(dialect, line):
     body = body_of(line, dialect, answer=SAMPLES)
@@ -141,7 +141,7 @@ def test_samples_are_numbered_choices_whose_prompt_counts_once(dialect, line):
     assert usage == {"prompt": 3, "completion": 3, "total": 6}
 
 
-@pytest.mark.parametrize("dialect", LINES)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_sample_has_its_token_ids(dialect):
     body = body_of(completion_line(n=2, return_token_ids=True), dialect, answer=SAMPLES)
     assert [choice["token_ids"] for choice in body["choices"]] == [[8, 9], [7]]
@@ -238,14 +238,14 @@ def test_a_line_that_never_ran_is_a_refusal_of_vllm():
 
 def test_a_custom_id_that_is_no_string_is_given_back():
     record = line_record(chat_line(7))
-    assert OpenAILines(RUN).failure(record, record.error)["custom_id"] == 7
+    assert LINES.failure(record, record.error)["custom_id"] == 7
 
 
 def test_a_custom_id_with_a_suffix_is_answered_under_it():
     ids = IdIndex("suffix")
     ids.admit(line_record(chat_line("a")))
     record = ids.admit(line_record(chat_line("a"), index=1, line=2))
-    assert OpenAILines(RUN).answer(record, ANSWER)["custom_id"] == "a-2"
+    assert LINES.answer(record, ANSWER)["custom_id"] == "a-2"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_request_that_the_end_of_the_run_cut_short_never_ran():
     assert line["error"]["code"] == "batch_cancelled"
 
 
-@pytest.mark.parametrize("dialect", LINES)
+@pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("index", [0, 9, 10, 2**40])
 def test_the_index_of_a_line_stands_in_its_id(dialect, index):
     line = answered(chat_line(), dialect, index=index)
@@ -284,37 +284,17 @@ def test_the_index_of_a_line_stands_in_its_id(dialect, index):
 
 def test_ids_are_functions_of_seed_index_and_custom_id():
     record = line_record(chat_line("a"), index=1)
-    again = BatchRun(seed=0, model="other", token_ids=True).digest(record)
+    again = BatchLines(seed=0, model="other", token_ids=True).digest(record)
     others = {
-        BatchRun(seed=1, model="", token_ids=False).digest(record),
-        RUN.digest(line_record(chat_line("b"), index=1)),
-        RUN.digest(line_record(chat_line("a"), index=2)),
+        BatchLines(seed=1, model="", token_ids=False).digest(record),
+        LINES.digest(line_record(chat_line("b"), index=1)),
+        LINES.digest(line_record(chat_line("a"), index=2)),
     }
-    assert RUN.digest(record) == again
+    assert LINES.digest(record) == again
     assert len(others | {again}) == 4
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (answered(chat_line()), None),
-        (answered(chat_line(), "vllm"), None),
-        (failed(REFUSAL), REFUSAL.message),
-        (failed(REFUSAL, "vllm"), REFUSAL.message),
-        (failed(BodyError("invalid_url", "no url", param="url"), "vllm"), "no url"),
-        (OutputRows().failure(make_record(), RowError("no_prompt", "none")), "none"),
-        (OutputRows().answer(make_record({"custom_id": 1, "response": {}}), ANSWER), None),
-    ],
-)
-def test_the_error_of_a_row_is_found_in_every_dialect(row, message):
-    assert row_error(row) == message
-
-
-def test_a_line_that_never_ran_has_its_error_too():
-    assert "not JSON" in row_error(never_ran("openai"))
-
-
-@pytest.mark.parametrize("dialect", LINES)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_refusal_is_read_back_as_a_failed_row(dialect):
     outcome = read_outcome(encode_row(failed(REFUSAL, dialect)))
     assert (outcome.index, outcome.finish_reasons) == (0, ("error",))
