@@ -1,8 +1,8 @@
-"""Input files as streams of unpacked bytes: local ones, stdin and pipes, object stores by fsspec.
+"""Input files as rows: local ones, stdin and pipes, object stores by fsspec.
 
-Files are read by their suffix, stdin and pipes by their content. Knows nothing of lines. Parquet is
-no stream; see formats/parquet.py. Output is not written to object stores: a row is safe once the
-file system has it, and a store takes whole files alone.
+Files are read by their suffix, stdin and pipes by their content. Knows no record. Output is not
+written to object stores: a row is safe once the file system has it, and a store takes whole files
+alone.
 """
 
 from __future__ import annotations
@@ -13,33 +13,76 @@ import re
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import Any, BinaryIO, Protocol, cast
 
-from cbgen.errors import UsageError
-from cbgen.io.formats.compressed import UnpackedStream
+from cbgen.errors import RowError, UsageError
+from cbgen.io.formats.compressed import PieceStream, unpacked_stream
 from cbgen.io.formats.registry import (
     HEAD_BYTES,
-    PARQUET,
     choose_format,
     format_of_name,
     is_undecided,
     refuse_packed_twice,
 )
+from cbgen.io.records import read_lines
 
 _BUFFER_BYTES = 2**20
 _PACKED_BUFFER_BYTES = 2**17
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
-def open_input(path: str) -> BinaryIO:
-    """Open an input as the JSONL bytes that it holds; `-` is stdin.
+class InputRows(Protocol):
+    """The rows of an open input; one of its methods is called, once."""
+
+    def lines(self) -> Iterator[bytes | RowError]:
+        """Yield each row as a line of JSON, or what is wrong with it.
+
+        Raises:
+            UsageError: the file is damaged; every row before that was given.
+        """
+
+    def count(self) -> int:
+        """Return how many rows there are, blank lines included."""
+
+
+class _LineRows:
+    """The rows of a stream of lines."""
+
+    def __init__(self, stream: BinaryIO, source: str) -> None:
+        self._stream = stream
+        self._source = source
+
+    def lines(self) -> Iterator[bytes | RowError]:
+        return read_lines(self._stream, self._source)
+
+    def count(self) -> int:
+        num_lines, last = 0, b"\n"
+        while chunk := self._stream.read(_BUFFER_BYTES):
+            num_lines += chunk.count(b"\n")
+            last = chunk[-1:]
+        return num_lines + (last != b"\n")
+
+
+@contextmanager
+def open_rows(path: str) -> Iterator[InputRows]:
+    """Open an input; `-` is stdin.
 
     Raises:
-        UsageError: it cannot be opened, is parquet, or holds something else than its name says.
+        UsageError: it cannot be opened, or holds something else than its name says.
     """
-    if format_of_name(path) is PARQUET:
-        raise UsageError(f"{path}: parquet has no lines; it is read by `cbgen run` alone")
+    table = format_of_name(path).table
+    with open_input(path) if table is None else open_raw(path) as stream:
+        yield _LineRows(stream, path) if table is None else table(stream, path)
+
+
+def open_input(path: str) -> BinaryIO:
+    """Open an input of lines as the JSONL bytes that it holds; `-` is stdin.
+
+    Raises:
+        UsageError: it cannot be opened, or holds something else than its name says.
+    """
     raw = open_raw(path)
     try:
         return unpack(raw, path, is_stream=is_stream(path))
@@ -58,17 +101,18 @@ def unpack(
     """
     try:
         head = _read_head(raw)
-        kind = choose_format(head, path, is_stream=is_stream)
-        whole = _HeadAndRest(head, raw)
-        if kind.codec is None:  # parquet is refused before, where it has a name
-            return cast(BinaryIO, io.BufferedReader(whole, buffer_bytes))
-        packed = io.BufferedReader(whole, min(_PACKED_BUFFER_BYTES, buffer_bytes))
-        lines = io.BufferedReader(UnpackedStream(packed, kind.codec()), buffer_bytes)
-        if not is_stream:
-            _refuse_packed_twice(lines, path)
+        codec = choose_format(head, path, is_stream=is_stream).codec
+        piece_bytes = buffer_bytes if codec is None else min(_PACKED_BUFFER_BYTES, buffer_bytes)
+        rest = iter(lambda: raw.read(piece_bytes), b"")
+        stream = io.BufferedReader(PieceStream(chain((head,), rest), raw), piece_bytes)
+        if codec is not None:
+            stream = io.BufferedReader(unpacked_stream(stream, codec()), buffer_bytes)
+            if not is_stream:
+                with suppress(OSError):  # torn at its start; its reader learns that with its place
+                    refuse_packed_twice(stream.peek(HEAD_BYTES), path)
     except OSError as error:
         raise UsageError(f"{path}: the input cannot be read: {error.strerror or error}") from error
-    return cast(BinaryIO, lines)
+    return cast(BinaryIO, stream)
 
 
 def open_raw(path: str) -> BinaryIO:
@@ -104,8 +148,8 @@ def check_input(path: str) -> None:
     if is_remote(path):
         return
     if is_stream(path):
-        if kind is PARQUET:
-            raise UsageError(f"{path}: parquet cannot be read from a pipe; give a file")
+        if kind.table is not None:
+            raise UsageError(f"{path}: {kind.name} cannot be read from a pipe; give a file")
         return
     with open_raw(path) as raw:
         try:
@@ -113,6 +157,9 @@ def check_input(path: str) -> None:
         except OSError as error:
             raise UsageError(f"{path}: the input cannot be read: {error.strerror}") from error
         choose_format(head, path, is_stream=False)
+        if kind.table is not None:
+            raw.seek(0)
+            kind.table(raw, path)  # refuses what is no whole file
 
 
 def is_stream(path: str) -> bool:
@@ -145,14 +192,6 @@ def _read_head(raw: BinaryIO) -> bytes:
             break
         head += more
     return head
-
-
-def _refuse_packed_twice(lines: io.BufferedReader[UnpackedStream], path: str) -> None:
-    try:
-        head = lines.peek(HEAD_BYTES)
-    except OSError:  # torn at its start; whoever reads it learns that with its place
-        return
-    refuse_packed_twice(head, path)
 
 
 class ReopenedFile(io.RawIOBase):
@@ -192,30 +231,6 @@ class ReopenedFile(io.RawIOBase):
         }
         self._offset = starts[whence] + offset
         return self._offset
-
-
-class _HeadAndRest(io.RawIOBase):
-    """A stream from its start, of which the head has been read."""
-
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        self._head = head
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401  any writable buffer
-        if not self._head:
-            return cast(io.RawIOBase, self._rest).readinto(buffer) or 0
-        size = min(len(buffer), len(self._head))
-        buffer[:size] = self._head[:size]
-        self._head = self._head[size:]
-        return size
-
-    def close(self) -> None:
-        if not self.closed:
-            self._rest.close()
-        super().close()
 
 
 def is_remote(path: str) -> bool:

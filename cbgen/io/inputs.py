@@ -15,19 +15,8 @@ from itertools import islice
 from urllib.parse import unquote, urlsplit
 
 from cbgen.errors import UsageError
-from cbgen.io.formats.parquet import ParquetRows
-from cbgen.io.formats.registry import PARQUET, format_of_name
-from cbgen.io.input_files import (
-    check_input,
-    find_remote,
-    is_remote,
-    is_stream,
-    open_input,
-    open_raw,
-)
-from cbgen.io.records import Record, read_records, records_from
-
-_COUNTED_BYTES = 2**20
+from cbgen.io.input_files import check_input, find_remote, is_remote, is_stream, open_rows
+from cbgen.io.records import Record, records_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +109,8 @@ class Inputs:
             if is_remote(name) or is_stream(name):
                 return None
             try:
-                total += _count_rows(name)
+                with open_rows(name) as rows:
+                    total += rows.count()
             except (OSError, UsageError):
                 return None  # whoever reads the records says what is wrong
         return self.shard.size(total if self.limit is None else min(total, self.limit))
@@ -128,9 +118,10 @@ class Inputs:
     def _read_files(self) -> Iterator[Record]:
         next_index = 0
         for name in self.names:
-            for record in _read_file(name, next_index):
-                yield record
-                next_index = record.index + 1
+            with open_rows(name) as rows:
+                for record in records_from(rows.lines(), name, first_index=next_index):
+                    yield record
+                    next_index = record.index + 1
 
 
 def open_inputs(
@@ -150,32 +141,7 @@ def open_inputs(
     names = find_inputs(patterns)
     for name in names:
         check_input(name)
-        if format_of_name(name) is PARQUET and not is_remote(name):
-            with open_raw(name) as raw:
-                ParquetRows(raw, name)  # refuses what is no whole file
     return Inputs(names, limit=limit, shard=shard)
-
-
-def _read_file(name: str, first_index: int) -> Iterator[Record]:
-    if format_of_name(name) is PARQUET:
-        with open_raw(name) as raw:
-            rows = ParquetRows(raw, name)
-            yield from records_from(rows.lines(), name, first_index=first_index)
-    else:
-        with open_input(name) as stream:
-            yield from read_records(stream, name, first_index=first_index)
-
-
-def _count_rows(name: str) -> int:
-    if format_of_name(name) is PARQUET:
-        with open_raw(name) as raw:
-            return ParquetRows(raw, name).num_rows
-    with open_input(name) as stream:
-        num_lines, last = 0, b"\n"
-        while chunk := stream.read(_COUNTED_BYTES):
-            num_lines += chunk.count(b"\n")
-            last = chunk[-1:]
-        return num_lines + (last != b"\n")
 
 
 def find_inputs(patterns: Sequence[str]) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def read_records(
         UsageError: the stream itself fails, as a broken disk or a torn .gz file does; every line
             before that was given.
     """
-    lines = _read_lines(stream, source, max_line_bytes)
+    lines = read_lines(stream, source, max_line_bytes)
     return records_from(lines, source, first_index=first_index)
 
 
@@ -105,8 +105,10 @@ def record_of(row: Mapping[str, Any], *, index: int, source: str) -> Record:
     return _read_record(index, index + 1, source, line)
 
 
-def _read_lines(stream: BinaryIO, source: str, max_line_bytes: int) -> Iterator[bytes | RowError]:
-    """Yield each line, an error for one that is too long."""
+def read_lines(
+    stream: BinaryIO, source: str, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[bytes | RowError]:
+    """Yield each line, an error for one that is too long; see `read_records`."""
     longest = max_line_bytes + 1  # with its line end
     number = 0
     try:

@@ -11,13 +11,19 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from cbgen.errors import RowError
-from cbgen.io.column_types import ColumnType, ListType, ObjectType
 from cbgen.io.records import Record
 
 logger = logging.getLogger(__name__)
+
+ColumnType: TypeAlias = "str | list[ColumnType] | dict[str, ColumnType]"
+"""Type of a column of a parquet file, or of a part of it.
+
+`null`, `bool`, `int`, `long` (beyond what a float holds), `float`, `text`, `json` (as text); a list
+of one type, that of the items of lists; types by key, those of objects with these keys.
+"""
 
 FINISH_REASONS = ("stop", "length", "cancelled", "error")
 """How a row can have ended."""
@@ -70,15 +76,13 @@ class OutputField:
     """Its value in the row of a record that could not be answered."""
 
 
-_TOP = ObjectType((("token", "text"), ("token_id", "int"), ("logprob", "float")))
-_LOGPROBS = ObjectType(
-    (
-        ("tokens", ListType("text")),
-        ("token_ids", ListType("int")),
-        ("logprobs", ListType("float")),
-        ("top", ListType(ListType(_TOP))),
-    )
-)
+_TOP: ColumnType = {"token": "text", "token_id": "int", "logprob": "float"}
+_LOGPROBS: ColumnType = {
+    "tokens": ["text"],
+    "token_ids": ["int"],
+    "logprobs": ["float"],
+    "top": [[_TOP]],
+}
 
 FIELDS = (
     OutputField(name="text", type="text", value=lambda _, sample: sample.text),
@@ -91,7 +95,7 @@ FIELDS = (
     OutputField(name="stop_reason", type="text", value=lambda _, sample: sample.stop_reason),
     OutputField(
         name="usage",
-        type=ObjectType((("prompt_tokens", "int"), ("completion_tokens", "int"))),
+        type={"prompt_tokens": "int", "completion_tokens": "int"},
         value=lambda answer, _: {
             "prompt_tokens": len(answer.prompt_ids),
             "completion_tokens": answer.completion_tokens,
@@ -101,14 +105,14 @@ FIELDS = (
     OutputField(name="logprobs", type=_LOGPROBS, value=lambda _, sample: sample.logprobs),
     OutputField(
         name="prompt_token_ids",
-        type=ListType("int"),
+        type=["int"],
         value=lambda answer, _: list(answer.prompt_ids),
         is_of_sample=False,
         option="token_ids",
     ),
     OutputField(
         name="token_ids",
-        type=ListType("int"),
+        type=["int"],
         value=lambda _, sample: list(sample.generated_tokens),
         option="token_ids",
     ),
@@ -135,16 +139,16 @@ ALWAYS_PRESENT = ("index", *(field.name for field in FIELDS if field.option is N
 
 def _own_columns() -> dict[str, ColumnType]:
     always = {field.name: field.type for field in FIELDS if field.option is None}
-    of_samples = {field.name: field.type for field in FIELDS if field.is_of_sample}
+    of_samples: ColumnType = {field.name: field.type for field in FIELDS if field.is_of_sample}
     optional = sorted(
         (field for field in FIELDS if field.option), key=lambda field: not field.is_of_sample
     )
     return {
         "index": "int",
         **always,
-        "choices": ListType(ObjectType(tuple(of_samples.items()))),
+        "choices": [of_samples],
         **{field.name: field.type for field in optional},
-        "error": ObjectType((("type", "text"), ("code", "text"), ("message", "text"))),
+        "error": {"type": "text", "code": "text", "message": "text"},
     }
 
 

@@ -64,7 +64,7 @@ def test_a_frame_that_ends_within_a_line_is_no_place_to_cut(kind):
 def test_frames_have_about_the_size_that_they_should(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(compressed, "FRAME_BYTES", 100)
     path = tmp_path / "out"
-    file = FrameFile.open_packed(str(path), CODECS[kind], overwrite=False)
+    file = FrameFile.open_packed(str(path), CODECS[kind], False)
     lines = [line_of(index) for index in range(100)]
     for line in lines:
         file.append(line)

@@ -190,11 +190,6 @@ def test_an_input_that_cannot_be_opened_is_refused_by_name(tmp_path, name):
         open_input(str(tmp_path / name))
 
 
-def test_parquet_has_no_lines(tmp_path):
-    with pytest.raises(UsageError, match="parquet has no lines"):
-        open_input(str(tmp_path / "in.parquet"))
-
-
 def test_without_zstandard_the_extra_is_named(file_of, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(UsageError, match=r"pip install 'cbgen\[zstd\]'"):

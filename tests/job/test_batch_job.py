@@ -39,6 +39,13 @@ def test_bad_records_fail_alone():
     assert dict(stub.statistics.errors) == {"no_prompt": 1, "invalid_prompt_token_ids": 1}
 
 
+def test_a_strict_job_ends_at_the_first_row_that_fails():
+    stub = make_stub_job()
+    rows = [*token_rows(5), {"prompt_token_ids": []}]
+    with pytest.raises(UsageError, match=r"row 5: prompt_token_ids must be .* \(--strict\)"):
+        list(stub.job.rows(records_of(rows), strict=True))
+
+
 @pytest.mark.parametrize("max_in_flight", [1, 2, 63])
 def test_few_places_in_flight_are_enough(max_in_flight):
     stub = make_stub_job(max_in_flight=max_in_flight)

@@ -86,6 +86,12 @@ class _DamagedData(OSError):
     """What is torn or damaged, and for which reason."""
 
 
+def unpacked_stream(packed: io.BufferedReader[PieceStream], codec: Codec) -> PieceStream:
+    """Return the content of a packed stream; closing it closes that."""
+    pieces = _unpacked(packed.read1, codec, _INPUT_PIECE_BYTES)
+    return PieceStream((data for data, _ in pieces), packed)
+
+
 def _unpacked(
     read: Callable[[int], bytes], codec: Codec, piece_bytes: int, offset: int = 0
 ) -> Iterator[tuple[bytes, int | None]]:
@@ -116,15 +122,21 @@ def _unpacked(
         raise _DamagedData(f"the {codec.name} data ends in the middle; its rest is missing")
 
 
-class UnpackedStream(io.RawIOBase):
-    """The content of a packed stream, which is closed with it.
+class PieceStream(io.RawIOBase):
+    """The bytes of pieces, one after another.
 
-    What is torn or damaged raises OSError once all bytes before it were given.
+    An OSError of whatever yields them is raised once all bytes before it were given.
+
+    Args:
+        pieces: the bytes.
+        source: is closed with the stream.
     """
 
-    def __init__(self, source: io.BufferedIOBase, codec: Codec) -> None:
+    def __init__(
+        self, pieces: Iterator[bytes], source: BinaryIO | io.BufferedReader[PieceStream]
+    ) -> None:
+        self._pieces = pieces
         self._source = source
-        self._pieces = _unpacked(source.read1, codec, _INPUT_PIECE_BYTES)
         self._rest = memoryview(b"")
         self._failure: OSError | None = None
 
@@ -133,22 +145,18 @@ class UnpackedStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401  any writable buffer
-        """Fill the buffer with what is there; 0 at the end.
-
-        Raises:
-            OSError: the data is damaged, or ends in the middle.
-        """
+        """Fill the buffer with what is there; 0 at the end."""
         while not self._rest:
             if self._failure is not None:
                 raise self._failure  # to a reader that asks again too
             try:
-                data, _ = next(self._pieces, (None, None))
+                piece = next(self._pieces, None)
             except OSError as error:
                 self._failure = error
                 raise
-            if data is None:
+            if piece is None:
                 return 0
-            self._rest = memoryview(data)
+            self._rest = memoryview(piece)
         size = min(len(buffer), len(self._rest))
         buffer[:size] = self._rest[:size]
         self._rest = self._rest[size:]
@@ -174,9 +182,9 @@ class FrameFile(OutputFile):
         self._pending_bytes = 0
 
     @classmethod
-    def open_packed(cls, path: str, codec: Codec, *, overwrite: bool) -> FrameFile:
+    def open_packed(cls, path: str, codec: Codec, overwrite: bool) -> FrameFile:
         """Open an output whose frames a codec packs; errors are those of `open`."""
-        file = cls.open(path, overwrite=overwrite)
+        file = cls.open(path, overwrite)
         file._compress = codec.compress
         return file
 

@@ -1,34 +1,35 @@
 """Parquet files: rows of inputs as lines of JSON, and output rows to a file and back.
 
-Inputs: times become text, decimals numbers with all their digits, bytes text where they are UTF-8.
+Reading: times become text, decimals numbers with all their digits, bytes text where they are UTF-8.
 What has no JSON form is an error of its row that names the column.
 
-Outputs: cbgen's own fields have fixed types; a carried column has the narrowest type that holds all
-its values, else it is JSON text, which its field's metadata says. All types must be known before
-the first row can be written, so rows are gone through twice. pyarrow is imported when it is needed.
+Writing: cbgen's own fields have fixed types; a carried column has the narrowest type that holds all
+its values exactly. Where they have no common type, or are objects that differ in keys, they are
+stored as JSON text, which the field's metadata says and reading undoes. All types must be known
+before the first row can be written, so rows are gone through twice. pyarrow is imported when it is
+needed.
 """
 
 from __future__ import annotations
 
 import decimal
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
 
 import orjson
 
 from cbgen.errors import RowError, UsageError
-from cbgen.io.column_types import ColumnType, ListType, ObjectType, common_type, type_of
-from cbgen.io.json_values import MAX_DEPTH, decode_row, encode_row, encode_value
+from cbgen.io.json_values import MAX_DEPTH, ExactFloat, decode_row, encode_value
 from cbgen.io.output.output_file import (
+    NOT_OPEN,
     OutputFile,
-    file_error,
     in_chunks,
+    is_device,
     refuse_path,
     replacement_of,
     sync_folder,
 )
-from cbgen.io.rows import ALWAYS_PRESENT, OWN_COLUMNS
+from cbgen.io.rows import ALWAYS_PRESENT, OWN_COLUMNS, ColumnType
 
 if TYPE_CHECKING:
     import pyarrow
@@ -38,9 +39,11 @@ ROW_GROUP_BYTES = 8 * 2**20
 """Rows, as JSON, that are written together and so are in memory together."""
 
 _BATCH_ROWS = 1024
-_BUFFER_BYTES = 2**20
-_OPTIONS = orjson.OPT_NON_STR_KEYS  # of maps
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE  # keys of maps
 _IS_JSON = {b"cbgen": b"json"}
+_EXACT_IN_FLOAT = 2**53
+_LARGEST = 2**63
+_MAX_LEVELS = 8
 
 
 def load_arrow() -> Any:  # noqa: ANN401  a module that is not always there
@@ -82,10 +85,10 @@ class ParquetRows:
         # Times with a zone are moved to UTC first, so that their text has one form.
         self._in_utc = _schema_with(self._schema, _to_utc, source)
         self._as_text = _schema_with(self._in_utc, _to_text, source)
+        self._json_columns = [field.name for field in self._schema if field.metadata == _IS_JSON]
 
-    @property
-    def num_rows(self) -> int:
-        """Rows that the file holds."""
+    def count(self) -> int:
+        """Return how many rows the file holds."""
         return int(self._file.metadata.num_rows)
 
     def lines(self) -> Iterator[bytes | RowError]:
@@ -105,11 +108,22 @@ class ParquetRows:
             raise UsageError(
                 f"{self._source}: cannot be read beyond row {count}: {error}"
             ) from error
-        if count != self.num_rows:  # a damaged page header can end a column early, in silence
+        if count != self.count():  # a damaged page header can end a column early, in silence
             raise UsageError(
-                f"{self._source}: the file is damaged: it says that it has {self.num_rows} rows, "
+                f"{self._source}: the file is damaged: it says that it has {self.count()} rows, "
                 f"and {count} were found"
             )
+
+    def output_lines(self) -> Iterator[bytes]:
+        """Yield the rows of a file that `write_parquet` wrote.
+
+        Raises:
+            UsageError: the file is damaged, or something else wrote it.
+        """
+        for line in self.lines():
+            if isinstance(line, RowError):
+                raise UsageError(f"{self._source}: {line.message}")
+            yield line
 
     def _lines_of(self, batch: pyarrow.RecordBatch) -> Iterator[bytes | RowError]:
         batch = batch.cast(self._in_utc).cast(self._as_text)
@@ -123,7 +137,11 @@ class ParquetRows:
                 yield errors[number]
                 continue
             values = (column[number] for column in columns)
-            yield _line_of(dict(zip(batch.schema.names, values, strict=True)))
+            row = dict(zip(batch.schema.names, values, strict=True))
+            for name in self._json_columns:
+                if row[name] is not None:
+                    row[name] = orjson.Fragment(row[name])
+            yield _line_of(row)
 
 
 def _values(column: pyarrow.Array, name: str, errors: dict[int, RowError]) -> list[Any]:
@@ -226,67 +244,39 @@ def _to_text(kind: pyarrow.DataType) -> pyarrow.DataType | None:
     return arrow.string() if arrow.types.is_timestamp(kind) else None
 
 
-class TableFile:
+class TableFile(OutputFile):
     """An output that is written as a whole, beside its name first, when all its rows are there.
 
-    Until `write_all` it does not exist, or is an earlier run's.
-
-    Raises:
-        UsageError: it exists and `overwrite` is false, is no regular file, or pyarrow is missing.
+    Until `write_all` it is not open: it does not exist, or is an earlier run's.
     """
 
-    is_regular = True
-    is_table = True
-    holds_rows_back = False
+    is_table: ClassVar[bool] = True
 
-    def __init__(self, path: str, *, overwrite: bool) -> None:
+    @classmethod
+    def open(cls, path: str, overwrite: bool) -> Self:
+        """Choose the file that is going to be written.
+
+        Raises:
+            UsageError: it exists and `overwrite` is false, is no regular file, or pyarrow is
+                missing.
+        """
         load_arrow()
         refuse_path(path, overwrite=overwrite)
-        if Path(path).exists() and not Path(path).is_file():
+        if is_device(path):
             raise UsageError(f"{path}: parquet needs a file; use another suffix for a pipe")
-        self.path = path
+        return cls(path, NOT_OPEN, created=False)
 
     def cut(self, size: int = 0) -> None:
-        """Delete the file, unless it stays as it is.
-
-        Raises:
-            OutputError: it cannot be deleted.
-        """
-        if size:
-            return
-        try:
-            Path(self.path).unlink(missing_ok=True)
-        except OSError as error:
-            raise file_error(self.path, "replaced", error) from error
-        sync_folder(self.path)
-
-    def append(self, lines: bytes) -> None:
-        """Take no rows one by one; they wait for `write_all`."""
-        raise AssertionError("rows of a table wait in the journal")
+        """Delete the file, unless it stays as it is."""
+        if not size:
+            self.remove()
+            sync_folder(self.path)
 
     def write_all(self, lines: Callable[[], Iterator[bytes]]) -> None:
-        """Write the file; until then, nothing has its name.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Write the file; until then, nothing has its name."""
         with replacement_of(self.path) as file:
             write_parquet(file, lines)
-            file.sync()
-            file.close()  # which may fail, and then the old file stays
-
-    def sync(self) -> None:
-        """Do nothing: what `write_all` wrote is on disk."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
-
-    def remove(self) -> None:
-        """Delete the file; errors are those of `cut`."""
-        self.cut()
-
-    def remove_if_created(self) -> None:
-        """Do nothing: nothing was made."""
+        file.close()
 
 
 def write_parquet(file: OutputFile, lines: Callable[[], Iterator[bytes]]) -> None:
@@ -302,36 +292,16 @@ def write_parquet(file: OutputFile, lines: Callable[[], Iterator[bytes]]) -> Non
     arrow = load_arrow()
     types = _collect_types(lines())
     schema = arrow.schema([_field(name, kind) for name, kind in types.items()])
-    sink = _Sink(file)
-    with arrow.parquet.ParquetWriter(sink, schema) as writer:
+    with arrow.parquet.ParquetWriter(_Sink(file), schema) as writer:
         for group in in_chunks(lines(), ROW_GROUP_BYTES):
             rows = [_storable(decode_row(line), types) for line in group]
             writer.write_batch(arrow.RecordBatch.from_pylist(rows, schema))
-    sink.end()
 
 
-def read_parquet(path: str, stream: BinaryIO | None = None) -> Iterator[bytes]:
-    """Yield the rows of a file that `write_parquet` wrote, as lines of JSON.
-
-    Args:
-        path: the file.
-        stream: the file where it is open already.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    arrow = load_arrow()
-    try:
-        with arrow.parquet.ParquetFile(stream or path) as file:
-            as_json = [field.name for field in file.schema_arrow if field.metadata == _IS_JSON]
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-                for row in batch.to_pylist():
-                    for name in as_json:
-                        if row[name] is not None:
-                            row[name] = orjson.Fragment(row[name])
-                    yield encode_row(row)
-    except (arrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path}: is not a whole parquet file: {error}") from error
+def read_parquet(path: str) -> Iterator[bytes]:
+    """Yield the rows of an output; errors are those of `ParquetRows`."""
+    with open(path, "rb") as stream:
+        yield from ParquetRows(stream, path).output_lines()
 
 
 class _Sink:
@@ -341,21 +311,13 @@ class _Sink:
 
     def __init__(self, file: OutputFile) -> None:
         self._file = file
-        self._buffer = bytearray()
 
     def write(self, data: Any) -> int:  # noqa: ANN401  any buffer
-        self._buffer += data
-        if len(self._buffer) >= _BUFFER_BYTES:
-            self.end()
+        self._file.append(bytes(data))
         return len(data)
 
-    def end(self) -> None:
-        """Write what is buffered."""
-        self._file.append(bytes(self._buffer))
-        self._buffer.clear()
-
     def flush(self) -> None:
-        """Do nothing: pyarrow asks for it after each small piece."""
+        """Do nothing: nothing is buffered."""
 
     def close(self) -> None:
         """Do nothing: the file's owner closes it."""
@@ -381,6 +343,54 @@ def _collect_types(lines: Iterable[bytes]) -> dict[str, ColumnType]:
     return {name: types[name] for name in ("id", first, *carried, *rest) if name in types}
 
 
+def type_of(value: object, levels: int = _MAX_LEVELS) -> ColumnType:
+    """Return the narrowest type that holds a value exactly; one nested deeper is JSON text."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        if abs(value) <= _EXACT_IN_FLOAT:
+            return "int"
+        return "long" if -_LARGEST <= value < _LARGEST else "json"
+    if isinstance(value, float):
+        return "json" if isinstance(value, ExactFloat) else "float"
+    if isinstance(value, str):
+        return "text"
+    if levels == 0:
+        return "json"
+    if isinstance(value, list):
+        item: ColumnType = "null"
+        for element in value:
+            item = common_type(item, type_of(element, levels - 1))
+        return "json" if item == "json" else [item]
+    assert isinstance(value, Mapping), "JSON has no other values"
+    return _object_type({key: type_of(held, levels - 1) for key, held in value.items()})
+
+
+def common_type(first: ColumnType, second: ColumnType) -> ColumnType:
+    """Return the narrowest type that holds values of both types."""
+    if first == second or second == "null":
+        return first
+    if first == "null":
+        return second
+    if isinstance(first, str) and isinstance(second, str):
+        both = {first, second}
+        if both == {"int", "long"}:
+            return "long"
+        return "float" if both == {"int", "float"} else "json"
+    if isinstance(first, list) and isinstance(second, list):
+        item = common_type(first[0], second[0])
+        return "json" if item == "json" else [item]
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return _object_type({key: common_type(kind, second[key]) for key, kind in first.items()})
+    return "json"
+
+
+def _object_type(fields: dict[str, ColumnType]) -> ColumnType:
+    return "json" if not fields or "json" in fields.values() else fields
+
+
 def _field(name: str, kind: ColumnType) -> Any:  # noqa: ANN401
     arrow = load_arrow()
     if kind == "json":
@@ -390,10 +400,10 @@ def _field(name: str, kind: ColumnType) -> Any:  # noqa: ANN401
 
 def _arrow_type(kind: ColumnType) -> Any:  # noqa: ANN401
     arrow = load_arrow()
-    if isinstance(kind, ListType):
-        return arrow.list_(_arrow_type(kind.item))
-    if isinstance(kind, ObjectType):
-        return arrow.struct([(name, _arrow_type(held)) for name, held in kind.fields])
+    if isinstance(kind, list):
+        return arrow.list_(_arrow_type(kind[0]))
+    if isinstance(kind, dict):
+        return arrow.struct([(name, _arrow_type(held)) for name, held in kind.items()])
     if kind in ("int", "long"):
         return arrow.int64()
     return {"bool": arrow.bool_(), "float": arrow.float64()}.get(kind, arrow.string())

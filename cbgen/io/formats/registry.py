@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from cbgen.errors import UsageError
 from cbgen.io.formats.compressed import (
@@ -18,16 +19,13 @@ from cbgen.io.formats.compressed import (
     read_frames,
     zstd_codec,
 )
-from cbgen.io.formats.parquet import TableFile, load_arrow, read_parquet
+from cbgen.io.formats.parquet import ParquetRows, TableFile, load_arrow, read_parquet
 from cbgen.io.output.output_file import OutputFile, read_lines
-
-RowOutput = OutputFile | TableFile
-"""What rows are written to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFormat:
-    """One format; how its input is read is up to input_files and inputs."""
+    """One format."""
 
     name: str
     """The name for messages."""
@@ -35,7 +33,7 @@ class FileFormat:
     """How the names of its files end."""
     signatures: tuple[bytes, ...] = ()
     """What its files begin with."""
-    open_output: Callable[[str, bool], RowOutput]
+    open_output: Callable[[str, bool], OutputFile]
     """Opens an output: its path, and whether to overwrite what is there."""
     read_output: Callable[[str, int], Iterator[bytes | int]]
     """Yields the whole lines of an output from an offset on, and the offsets to cut it at."""
@@ -43,14 +41,13 @@ class FileFormat:
     """Raises UsageError where the package that the format needs is not installed."""
     codec: Callable[[], Codec] | None = None
     """Packs and unpacks its lines, where they are packed."""
+    table: Callable[[BinaryIO, str], ParquetRows] | None = None
+    """Reads an open file of a name, where it is a table: no lines, and no stream either."""
 
 
 def _compressed(
     name: str, suffix: str, signatures: tuple[bytes, ...], codec: Callable[[], Codec]
 ) -> FileFormat:
-    def open_output(path: str, overwrite: bool) -> RowOutput:
-        return FrameFile.open_packed(path, codec(), overwrite=overwrite)
-
     def read_output(path: str, start: int) -> Iterator[bytes | int]:
         with open(path, "rb") as stream:
             yield from read_frames(stream, codec(), start)
@@ -59,7 +56,7 @@ def _compressed(
         name=name,
         suffix=suffix,
         signatures=signatures,
-        open_output=open_output,
+        open_output=lambda path, overwrite: FrameFile.open_packed(path, codec(), overwrite),
         read_output=read_output,
         check_package=codec,
         codec=codec,
@@ -73,19 +70,15 @@ def _read_table(path: str, start: int) -> Iterator[bytes | int]:
         yield os.path.getsize(path)
 
 
-JSON_LINES = FileFormat(
-    name="text",
-    suffix="",
-    open_output=lambda path, overwrite: OutputFile.open(path, overwrite=overwrite),
-    read_output=read_lines,
-)
-PARQUET = FileFormat(
+JSON_LINES = FileFormat(name="text", suffix="", open_output=OutputFile.open, read_output=read_lines)
+_PARQUET = FileFormat(
     name="parquet",
     suffix=".parquet",
     signatures=(b"PAR1",),
-    open_output=lambda path, overwrite: TableFile(path, overwrite=overwrite),
+    open_output=TableFile.open,
     read_output=_read_table,
     check_package=load_arrow,
+    table=ParquetRows,
 )
 _ZSTD_SIGNATURES = (
     b"\x28\xb5\x2f\xfd",
@@ -96,7 +89,7 @@ FORMATS = (
     JSON_LINES,
     _compressed("gzip", ".gz", (b"\x1f\x8b",), gzip_codec),
     _compressed("zstd", ".zst", _ZSTD_SIGNATURES, zstd_codec),
-    PARQUET,
+    _PARQUET,
 )
 """All formats; the first one is that of names without a known suffix."""
 

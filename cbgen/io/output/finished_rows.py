@@ -16,9 +16,9 @@ from typing import Literal
 
 from cbgen.errors import UsageError
 from cbgen.io.dialects import read_outcome
-from cbgen.io.formats.registry import RowOutput, format_of_name
+from cbgen.io.formats.registry import format_of_name
 from cbgen.io.output.journal import Journal, WaitingRows
-from cbgen.io.output.output_file import journal_path, read_lines
+from cbgen.io.output.output_file import OutputFile, journal_path, read_lines
 from cbgen.io.rows import RowOutcome
 
 
@@ -87,7 +87,7 @@ class FinishedRows:
         """Whether OUT as it is holds all rows that stay, and no others."""
         return len(self._in_place) == len(self.answered) and self._end == _size(self._path)
 
-    def apply(self, output: RowOutput, journal: Journal) -> WaitingRows:
+    def apply(self, output: OutputFile, journal: Journal) -> WaitingRows:
         """Bring both files into the state from which the run goes on; return the rows that wait.
 
         Raises:

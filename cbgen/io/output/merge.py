@@ -16,8 +16,7 @@ from typing import BinaryIO, cast
 
 from cbgen.errors import UsageError
 from cbgen.io.dialects import read_outcome
-from cbgen.io.formats.parquet import read_parquet
-from cbgen.io.formats.registry import PARQUET, format_of_name
+from cbgen.io.formats.registry import format_of_name
 from cbgen.io.input_files import ReopenedFile, is_remote, open_remote, refuse_remote_output, unpack
 from cbgen.io.inputs import Shard, find_inputs
 from cbgen.io.output.output_file import (
@@ -158,8 +157,8 @@ def _rows_of(name: str) -> Iterator[tuple[int, bytes, bool]]:
 def _lines_of(name: str) -> Iterator[bytes]:
     raw = open_remote(name) if is_remote(name) else cast(BinaryIO, ReopenedFile(name))
     try:
-        if format_of_name(name) is PARQUET:
-            yield from read_parquet(name, raw)
+        if (table := format_of_name(name).table) is not None:
+            yield from table(raw, name).output_lines()
             return
         with unpack(raw, name, buffer_bytes=_BUFFER_BYTES) as stream:
             yield from stream

@@ -21,6 +21,8 @@ NEW = ".new"
 """Ends the name of a file that is about to replace another one."""
 
 _STDOUT = 1
+NOT_OPEN = -1
+"""The descriptor of an output that is not open, or not any more."""
 _CHUNK_BYTES = 2**20
 _FILE_MODE = 0o666  # less the umask, as open() does
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # file systems that know no fsync
@@ -44,7 +46,7 @@ class OutputFile:
 
     def __init__(self, path: str, descriptor: int, *, created: bool) -> None:
         self.path = path
-        self.is_regular = path != "-" and stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self.is_regular = path != "-" and not is_device(path)
         self.size = 0
         """Bytes of whole lines written."""
         self.descriptor = descriptor
@@ -53,7 +55,7 @@ class OutputFile:
         self._unsynced = False
 
     @classmethod
-    def open(cls, path: str, *, overwrite: bool) -> Self:
+    def open(cls, path: str, overwrite: bool) -> Self:
         """Open an output; `-` is stdout.
 
         Raises:
@@ -155,9 +157,9 @@ class OutputFile:
         Raises:
             OutputError: the file system reports a late error.
         """
-        if self.descriptor == _STDOUT or self.descriptor < 0:
+        if self.descriptor in (_STDOUT, NOT_OPEN):
             return
-        descriptor, self.descriptor = self.descriptor, -1
+        descriptor, self.descriptor = self.descriptor, NOT_OPEN
         try:
             os.close(descriptor)
         except OSError as error:
