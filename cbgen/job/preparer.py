@@ -19,6 +19,7 @@ from cbgen.io.prompts import Prompt
 from cbgen.io.records import Record
 from cbgen.io.template import Template
 from cbgen.job.rendering import Renderer
+from cbgen.job.tokenization import PromptLimit
 from cbgen.recipe.schema import Recipe
 
 _ENDS_LIKE_A_SAMPLE = re.compile(r"#[0-9]+\Z")
@@ -33,6 +34,15 @@ class PreparedRow:
     """One for each sample; they differ in id and seed alone."""
     settings: RequestSettings | None = None
     error: RowError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _ParsedRow:
+    """A row of which all is known but the tokens of its prompt."""
+
+    prompt: Prompt
+    settings: RequestSettings
+    limit: PromptLimit
 
 
 class Preparer:
@@ -65,12 +75,16 @@ class Preparer:
     def prepare(self, records: Sequence[Record]) -> list[PreparedRow]:
         """Return a prepared row for each record, in order."""
         parsed = [self._parse(record) for record in records]
-        prompts = [item for item in parsed if isinstance(item, Prompt)]
-        prompt_ids = iter(self.renderer.prompt_ids(prompts))
+        accepted = [item for item in parsed if isinstance(item, _ParsedRow)]
+        prompt_ids = iter(
+            self.renderer.prompt_ids(
+                [item.prompt for item in accepted], [item.limit for item in accepted]
+            )
+        )
         return [
             PreparedRow(record, error=item)
             if isinstance(item, RowError)
-            else self._finish(record, item, next(prompt_ids))
+            else self._finish(record, item.settings, next(prompt_ids))
             for record, item in zip(records, parsed, strict=True)
         ]
 
@@ -88,25 +102,24 @@ class Preparer:
             ready.sort(key=lambda row: row.requests[0].prompt_ids)
         return [request for row in ready for request in row.requests]
 
-    def _parse(self, record: Record) -> Prompt | RowError:
+    def _parse(self, record: Record) -> _ParsedRow | RowError:
         try:
-            return parse_prompt(record, template=self._template)
+            prompt = parse_prompt(record, template=self._template)
+            settings = self.generation.resolve(
+                str(record.id), prompt.generation_config, logprobs=prompt.logprobs
+            )
         except RowError as error:
             return error
+        return _ParsedRow(prompt, settings, self._limit(prompt, settings))
 
     def _finish(
-        self, record: Record, prompt: Prompt, prompt_ids: list[int] | RowError
+        self, record: Record, settings: RequestSettings, prompt_ids: list[int] | RowError
     ) -> PreparedRow:
         try:
             if isinstance(prompt_ids, RowError):
                 raise prompt_ids
-            row_id = str(record.id)
-            settings = self.generation.resolve(
-                row_id, prompt.generation_config, logprobs=prompt.logprobs
-            )
-            prompt_ids = self._cut(prompt_ids, prompt, settings)
             settings = settings.for_prompt(len(prompt_ids))
-            ids = request_ids(row_id, len(settings.samples))
+            ids = request_ids(str(record.id), len(settings.samples))
             requests = (
                 Request(request_id, prompt_ids, params, tokenizer=self.renderer.tokenizer)
                 for request_id, params in zip(ids, settings.samples, strict=True)
@@ -115,17 +128,18 @@ class Preparer:
         except RowError as error:
             return PreparedRow(record, error=error)
 
-    def _cut(self, prompt_ids: list[int], prompt: Prompt, settings: RequestSettings) -> list[int]:
+    def _limit(self, prompt: Prompt, settings: RequestSettings) -> PromptLimit:
         rendering = prompt.rendering
         if rendering is None or rendering.truncate_to is None:
-            truncates = self.renderer.config.truncation != "error"
-            return self.renderer.truncate(prompt_ids, self._prompt_limit(settings, truncates))
-        limit = self._prompt_limit(settings, truncates=True)
+            truncation = self.renderer.config.truncation
+            max_tokens = self._max_prompt(settings, truncates=truncation != "error")
+            return PromptLimit(max_tokens, truncation)
+        max_tokens = self._max_prompt(settings, truncates=True)
         if rendering.truncate_to >= 0:
-            limit = min(limit, rendering.truncate_to)
-        return self.renderer.truncate(prompt_ids, limit, rendering.truncation)
+            max_tokens = min(max_tokens, rendering.truncate_to)
+        return PromptLimit(max_tokens, rendering.truncation)
 
-    def _prompt_limit(self, settings: RequestSettings, truncates: bool) -> int:
+    def _max_prompt(self, settings: RequestSettings, truncates: bool) -> int:
         """Return the tokens that a prompt may have.
 
         A prompt that is cut anyway is cut so that the whole answer fits beside it; one that is not

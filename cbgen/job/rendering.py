@@ -1,6 +1,6 @@
-"""Prompts to token ids: chat templates, special tokens, truncation.
+"""Prompts to token ids: chat templates and special tokens.
 
-Every prompt becomes a string or token ids first; strings of a group are tokenized together. A
+Every prompt becomes a text or token ids first; the texts of a group are tokenized together. A
 prompt that cannot be rendered fails alone.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from cbgen.errors import RowError, UsageError
 from cbgen.io.openai.body_fields import BodyError
 from cbgen.io.prompts import Prompt, Rendering
+from cbgen.job.tokenization import PromptLimit, PromptTokenizer
 from cbgen.recipe.schema import PromptConfig
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, config: PromptConfig) -> None:
         self.tokenizer = tokenizer
         self.config = config
+        self._prompt_tokenizer = None if tokenizer is None else PromptTokenizer(tokenizer)
         self._chat_template = _read_template(config.chat_template)
         self._template_text = str(self._chat_template or getattr(tokenizer, "chat_template", ""))
         self._check_template()
@@ -73,16 +75,18 @@ class Renderer:
         """Whether plain prompts go through the chat template."""
         return self._sends_chat
 
-    def prompt_ids(self, prompts: Sequence[Prompt]) -> list[list[int] | RowError]:
-        """Return the token ids of each prompt, or why it has none."""
+    def prompt_ids(
+        self, prompts: Sequence[Prompt], limits: Sequence[PromptLimit]
+    ) -> list[list[int] | RowError]:
+        """Return the token ids of each prompt, cut to its limit, or why it has none."""
         results: list[list[int] | RowError] = []
         texts: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
-        for place, prompt in enumerate(prompts):
+        for place, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
             results.append([])
-            if prompt.prompt_ids is not None:
-                results[place] = prompt.prompt_ids
-                continue
             try:
+                if prompt.prompt_ids is not None:
+                    results[place] = limit.cut(prompt.prompt_ids)
+                    continue
                 text, adds_special_tokens = self._render(prompt)
                 if adds_special_tokens:
                     self._warn_of_double_bos(text)
@@ -91,36 +95,15 @@ class Renderer:
                 results[place] = error
         for adds_special_tokens, group in texts.items():
             if group:
-                encoded = self._encode([text for _, text in group], adds_special_tokens)
+                assert self._prompt_tokenizer is not None, "it rendered the texts"
+                encoded = self._prompt_tokenizer.encode(
+                    [text for _, text in group],
+                    [limits[place] for place, _ in group],
+                    add_special_tokens=adds_special_tokens,
+                )
                 for (place, _), ids in zip(group, encoded, strict=True):
                     results[place] = ids
         return results
-
-    def truncate(
-        self, prompt_ids: list[int], limit: int, side: Literal["left", "right"] | None = None
-    ) -> list[int]:
-        """Cut a prompt to `limit` tokens from a side, or as the recipe says.
-
-        Raises:
-            RowError: it is longer, and the recipe says that this is an error.
-        """
-        excess = len(prompt_ids) - limit
-        if excess <= 0:
-            return prompt_ids
-        truncation = side or self.config.truncation
-        if truncation == "left":
-            return prompt_ids[excess:]
-        if truncation == "right":
-            return prompt_ids[:limit]
-        if truncation == "middle":
-            head = limit - limit // 2
-            return prompt_ids[:head] + prompt_ids[head + excess :]
-        raise RowError(
-            "prompt_too_long",
-            f"the prompt has {len(prompt_ids)} tokens, and at most {limit} are allowed; "
-            "shorten it, or set prompt.truncation to left, right or middle",
-            type="invalid_request",
-        )
 
     def _check_template(self) -> None:
         """Refuse now what would fail for every row.
@@ -233,19 +216,6 @@ class Renderer:
     def _is_rendered(self, text: str) -> bool:
         """Whether a plain prompt begins with a special token, as rendered chat does."""
         return self.config.chat == "auto" and text.startswith(self._special_tokens)
-
-    def _encode(
-        self, texts: list[str], adds_special_tokens: bool
-    ) -> Sequence[list[int] | RowError]:
-        assert self.tokenizer is not None
-        options = {"add_special_tokens": adds_special_tokens, "verbose": False}
-        try:
-            encoded: list[list[int]] = self.tokenizer(texts, **options)["input_ids"]
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            if len(texts) == 1:
-                return [RowError("tokenization_failed", f"the prompt cannot be tokenized: {error}")]
-            return [self._encode([text], adds_special_tokens)[0] for text in texts]
-        return encoded
 
 
 def _continued(messages: list[dict[str, Any]]) -> Rendering:

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from cbgen.errors import RowError, UsageError
 from cbgen.io.prompts import Prompt, Rendering
 from cbgen.job.rendering import Renderer
+from cbgen.job.tokenization import PromptLimit
 from cbgen.recipe.schema import PromptConfig
 
 USER, ASSISTANT = "<|user|>", "<|assistant|>"
@@ -24,8 +25,13 @@ def tokenizer(checkpoint):
     return loaded
 
 
+def prompt_ids(renderer, prompts):
+    """Return the token ids of prompts that may have any length."""
+    return renderer.prompt_ids(prompts, [PromptLimit(2**20, "error")] * len(prompts))
+
+
 def text_of(tokenizer, prompt, **config):
-    (ids,) = Renderer(tokenizer, PromptConfig(**config)).prompt_ids([prompt])
+    (ids,) = prompt_ids(Renderer(tokenizer, PromptConfig(**config)), [prompt])
     if isinstance(ids, RowError):
         raise ids
     return tokenizer.decode(ids, skip_special_tokens=False)
@@ -73,7 +79,7 @@ def test_a_rendered_chat_string_without_bos_is_not_wrapped_either(tokenizer):
 
 def test_a_second_bos_that_was_asked_for_is_warned_of_once(tokenizer, caplog):
     renderer = Renderer(tokenizer, PromptConfig(chat=False, add_special_tokens=True))
-    renderer.prompt_ids([plain("<s>hi")] * 3)
+    prompt_ids(renderer, [plain("<s>hi")] * 3)
     assert caplog.text.count("gets a second one") == 1
 
 
@@ -159,7 +165,7 @@ def test_variables_of_a_row_cannot_change_how_the_template_is_applied(tokenizer)
 def test_messages_on_which_a_template_fails_fail_alone(tokenizer, template):
     picky = "{% if messages[0].content == 'a' %}" + template + "{% endif %}fine"
     renderer = Renderer(tokenizer, PromptConfig(chat_template=picky))
-    refused, good = renderer.prompt_ids([chat(("user", "a")), chat(("user", "b"))])
+    refused, good = prompt_ids(renderer, [chat(("user", "a")), chat(("user", "b"))])
     assert isinstance(refused, RowError)
     assert isinstance(good, list)
 
@@ -190,11 +196,6 @@ def test_a_plain_prompt_of_a_row_is_never_sent_as_chat(tokenizer, own, recipe, e
     assert text_of(tokenizer, prompt, add_special_tokens=recipe) == expected
 
 
-def test_a_row_may_choose_the_side_that_is_cut(tokenizer):
-    renderer = Renderer(tokenizer, PromptConfig(truncation="right"))
-    assert renderer.truncate([1, 2, 3], 2, "left") == [2, 3]
-
-
 def test_template_variables_and_own_template(tokenizer):
     template = "{{ tone }}: {{ messages[0].content }}"
     config = {"chat_template": template, "chat_template_kwargs": {"tone": "kind"}}
@@ -214,7 +215,7 @@ def test_a_missing_template_file_is_refused(tokenizer):
 
 def test_messages_that_the_template_refuses_fail_alone(tokenizer):
     prompts = [chat(("user", "a")), chat(("wizard", "b")), chat(("user", "c"))]
-    first, refused, last = Renderer(tokenizer, PromptConfig()).prompt_ids(prompts)
+    first, refused, last = prompt_ids(Renderer(tokenizer, PromptConfig()), prompts)
     assert isinstance(refused, RowError)
     assert refused.code == "chat_template_failed"
     assert "unknown role wizard" in refused.message
@@ -224,7 +225,7 @@ def test_messages_that_the_template_refuses_fail_alone(tokenizer):
 
 def test_token_ids_pass_as_they_are(tokenizer):
     prompt = Prompt(prompt_ids=[5, 6])
-    assert Renderer(tokenizer, PromptConfig()).prompt_ids([prompt]) == [[5, 6]]
+    assert prompt_ids(Renderer(tokenizer, PromptConfig()), [prompt]) == [[5, 6]]
 
 
 def test_a_group_keeps_its_order(tokenizer):
@@ -234,7 +235,7 @@ def test_a_group_keeps_its_order(tokenizer):
         chat(("user", "two")),
         plain("<s>three"),
     ]
-    results = Renderer(tokenizer, PromptConfig(chat=False)).prompt_ids(prompts)
+    results = prompt_ids(Renderer(tokenizer, PromptConfig(chat=False)), prompts)
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in results]
     assert texts[0] == "one"
     assert results[1] == [9]
@@ -242,22 +243,6 @@ def test_a_group_keeps_its_order(tokenizer):
 
 
 def test_text_without_a_tokenizer_is_a_row_error():
-    (error,) = Renderer(None, PromptConfig()).prompt_ids([plain("hi")])
+    (error,) = prompt_ids(Renderer(None, PromptConfig()), [plain("hi")])
     assert isinstance(error, RowError)
     assert error.code == "no_tokenizer"
-
-
-@pytest.mark.parametrize(
-    ("truncation", "expected"),
-    [("left", [3, 4, 5, 6, 7]), ("right", [0, 1, 2, 3, 4]), ("middle", [0, 1, 2, 6, 7])],
-)
-def test_truncation_keeps_the_other_side(tokenizer, truncation, expected):
-    renderer = Renderer(tokenizer, PromptConfig(truncation=truncation))
-    assert renderer.truncate(list(range(8)), 5) == expected
-    assert renderer.truncate(list(range(8)), 8) == list(range(8))
-    assert len(renderer.truncate(list(range(8)), 1)) == 1
-
-
-def test_a_long_prompt_is_an_error_unless_truncation_is_asked_for(tokenizer):
-    with pytest.raises(RowError, match="8 tokens, and at most 5"):
-        Renderer(tokenizer, PromptConfig()).truncate(list(range(8)), 5)
