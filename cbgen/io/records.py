@@ -47,6 +47,8 @@ class Record:
     """How it is answered, where it is a line of a batch file; its id is then the `custom_id`."""
     digest: bytes = field(default=b"", compare=False)
     """8 bytes that tell its content from another's, white space around it aside."""
+    num_bytes: int = field(default=0, compare=False)
+    """Size of its line; what is made of it takes a few times as much memory."""
 
     @property
     def place(self) -> str:
@@ -143,14 +145,15 @@ def _read_record(index: int, number: int, source: str, line: bytes) -> Record:
         columns = decode_row(line)
     except RowError as error:
         return _failed_record(index, number, source, error, digest)
-    given = columns.get("id")
-    if given is None:
-        return Record(index, number, source, index, columns, None, digest=digest)
-    if isinstance(given, str) or (isinstance(given, int) and not isinstance(given, bool)):
-        return Record(index, number, source, given, columns, None, digest=digest)
-    message = f"{source}:{number}: id must be a string or an integer, got {show(given)}"
-    bad_id = RowError("invalid_id", message)
-    return Record(index, number, source, None, columns, bad_id, digest=digest)
+    row_id, bad_id = columns.get("id", index), None
+    if row_id is None:
+        row_id = index
+    elif not isinstance(row_id, str | int) or isinstance(row_id, bool):
+        message = f"{source}:{number}: id must be a string or an integer, got {show(row_id)}"
+        row_id, bad_id = None, RowError("invalid_id", message)
+    return Record(
+        index, number, source, row_id, columns, bad_id, digest=digest, num_bytes=len(line)
+    )
 
 
 def _failed_record(index: int, number: int, source: str, error: RowError, digest: bytes) -> Record:

@@ -8,10 +8,11 @@
                                        rows(), on the caller's thread
 
 A row is in flight from its preparation until its output row is given out, and has a request for
-each of its samples. Both the requests that run or wait and the records read ahead are bounded, so
-memory does not grow with the file. (The bound may be exceeded by one group of rows: how many
-samples a row wants is known once it is prepared.) Each thread hands over groups of what is there,
-and none waits for a full group: rows of a slow pipe are answered as they come.
+each of its samples. The requests that run or wait, the records read ahead and the bytes of all
+their lines are bounded, so memory does not grow with the file. (The bound of requests may be
+exceeded by one group of rows: how many samples a row wants is known once it is prepared.) Each
+thread hands over groups of what is there, and none waits for a full group: rows of a slow pipe are
+answered as they come.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from cbgen.job.report.statistics import JobStatistics
 
 _GROUP = 64
 """Most records that are tokenized together."""
+
+_MAX_BYTES = 32 * 2**20
+"""Lines that may have been read and not be answered yet; a longer one is read behind all others."""
 
 _IDLE_SECONDS = 1.0
 
@@ -133,6 +137,7 @@ class BatchJob:
         self._statistics = statistics
         self._records: Channel[Record] = Channel(capacity=max_in_flight)
         self._slots = Slots(max_in_flight)
+        self._bytes = Slots(_MAX_BYTES)
         self._in_flight: dict[str, RowInFlight] = {}  # by request id
         self._num_records: int | None = None  # known once the input has ended
         self._stops_early = False
@@ -153,6 +158,7 @@ class BatchJob:
         self._statistics.phase = "stopping"
         self._records.close()
         self._slots.close()
+        self._bytes.close()
         self._engine.wind_down(time.monotonic() + grace)
 
     def rows(
@@ -191,6 +197,7 @@ class BatchJob:
                         continue
                     in_flight = self._take(item)
                     if in_flight.is_complete:
+                        self._bytes.release(in_flight.row.record.num_bytes)
                         if self._stops_early and in_flight.was_cut_short:
                             num_dropped += 1
                             continue
@@ -205,6 +212,7 @@ class BatchJob:
             self._results.close()
             self._records.close()
             self._slots.close()
+            self._bytes.close()
 
     def _start(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -220,8 +228,9 @@ class BatchJob:
         num_records = 0
         try:
             for record in records:
-                if not self._records.put((record,)):
+                if not self._bytes.acquire(1) or not self._records.put((record,)):
                     return  # no more records are wanted
+                self._bytes.take_more(record.num_bytes - 1)
                 self._statistics.rows_read += 1
                 num_records += 1
         except UsageError as error:

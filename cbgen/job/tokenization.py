@@ -112,15 +112,16 @@ class PromptTokenizer:
                 if fewest > limit.max_tokens:
                     results[place] = limit.too_long(f"at least {fewest}")
                     continue
-            if len(text) > self._piece:
+            if len(text) > 4 * self._first_piece(limit.max_tokens):
                 results[place] = self._encode_long(text, limit, add_special_tokens)
                 continue
-            if num_characters + len(text) > self._piece:
+            if group and num_characters + len(text) > self._piece:
                 self._encode_group(group, texts, limits, results, add_special_tokens)
                 group, num_characters = [], 0
             group.append(place)
             num_characters += len(text)
-        self._encode_group(group, texts, limits, results, add_special_tokens)
+        if group:
+            self._encode_group(group, texts, limits, results, add_special_tokens)
         return results
 
     def fewest_tokens(self, text: str) -> int:
@@ -159,10 +160,9 @@ class PromptTokenizer:
         results: list[list[int] | RowError],
         add_special_tokens: bool,
     ) -> None:
-        if group:
-            encoded = self._encode([texts[place] for place in group], add_special_tokens)
-            for place, prompt_ids in zip(group, encoded, strict=True):
-                results[place] = _cut(prompt_ids, limits[place])
+        encoded = self._encode([texts[place] for place in group], add_special_tokens)
+        for place, prompt_ids in zip(group, encoded, strict=True):
+            results[place] = _cut(prompt_ids, limits[place])
 
     def _encode_long(
         self, text: str, limit: PromptLimit, add_special_tokens: bool
@@ -172,7 +172,7 @@ class PromptTokenizer:
             first, last = self._special_tokens if add_special_tokens else ([], [])
             if limit.truncation == "left":
                 return limit.cut(self._end(text, limit.max_tokens, first, last))
-            parts = chain([first], self._pieces(text), [last])
+            parts = chain([first], self._pieces(text, limit.max_tokens), [last])
             prompt_ids, is_whole = _collect(parts, limit.max_tokens)
             if is_whole or limit.truncation == "right":
                 return limit.cut(prompt_ids)
@@ -188,9 +188,8 @@ class PromptTokenizer:
 
     def _end(self, text: str, num_tokens: int, first: list[int], last: list[int]) -> list[int]:
         """Return the last tokens, more than `num_tokens` if there are so many."""
-        return _collect_from_right(
-            chain([last], self._pieces_from_right(text), [first]), num_tokens
-        )
+        pieces = self._pieces_from_right(text, num_tokens)
+        return _collect_from_right(chain([last], pieces, [first]), num_tokens)
 
     @cached_property
     def _special_tokens(self) -> tuple[list[int], list[int]]:
@@ -202,23 +201,31 @@ class PromptTokenizer:
                 return ids[:start], ids[start + len(plain) :]
         raise ValueError("the tokenizer changes a text to which it adds special tokens")
 
-    def _pieces(self, text: str) -> Iterator[list[int]]:
+    def _first_piece(self, num_tokens: int) -> int:
+        """Return how many characters to tokenize first where so many tokens are wanted."""
+        return min(self._piece, max(4 * _WINDOW, 8 * num_tokens))
+
+    def _pieces(self, text: str, num_tokens: int) -> Iterator[list[int]]:
         """Yield the ids of the text's pieces from left to right."""
         start = _Place(0, 0)
+        size = self._first_piece(num_tokens)
         while start.position < len(text):
-            end = self._places.first(text, start.position + self._piece, len(text))
+            end = self._places.first(text, start.position + size, len(text))
             yield self._encode_piece(text, start, end.position)
             start = end
+            size = min(2 * size, self._piece)
 
-    def _pieces_from_right(self, text: str) -> Iterator[list[int]]:
+    def _pieces_from_right(self, text: str, num_tokens: int) -> Iterator[list[int]]:
         """Yield the ids of the text's pieces from right to left."""
         end = len(text)
+        size = self._first_piece(num_tokens)
         while end > 0:
-            size = self._piece
-            while (start := self._places.first(text, end - size, end)).position == end:
-                size *= 2
+            reach = size
+            while (start := self._places.first(text, end - reach, end)).position == end:
+                reach *= 2
             yield self._encode_piece(text, start, end)
             end = start.position
+            size = min(2 * size, self._piece)
 
     def _encode_piece(self, text: str, start: _Place, end: int) -> list[int]:
         """Return the ids between two places, tokenized with what stands around them.

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from cbgen.errors import RowError
 from cbgen.job.tokenization import MAX_UNBROKEN, PromptLimit, PromptTokenizer
 
-PIECE = 2000
+PIECE = 1500
 DOCS = Path(__file__).parents[2] / "docs"
 
 LLAMA3 = (
@@ -200,7 +200,7 @@ def test_pieces_make_the_tokens_of_the_whole_text(name, text, truncation, share,
         assert result == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "unsplit"])
 def test_a_long_text_goes_in_pieces(name, monkeypatch):
     sizes = []
     real = tokenizer(name)
