@@ -53,8 +53,7 @@ class RowError(CbgenError):
 
     Attributes:
         type: whose fault it is: `invalid_row` (the input line), `invalid_request` (its meaning for
-        this
-            model), `engine_error`.
+            this model), `engine_error`.
         code: a stable snake_case word for scripts, such as `invalid_json` or `prompt_too_long`.
         message: the value, the place and the remedy, for people.
     """
@@ -68,3 +67,7 @@ class RowError(CbgenError):
     def as_dict(self) -> dict[str, str]:
         """Return the `error` object of the output row."""
         return {"type": self.type, "code": self.code, "message": self.message}
+
+    def forget_frames(self) -> None:
+        """Let go of where it was raised: an error that is kept would keep the rows there alive."""
+        self.__traceback__ = self.__cause__ = self.__context__ = None

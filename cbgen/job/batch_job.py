@@ -284,19 +284,22 @@ class BatchJob:
         statistics = self._statistics
         record = row.record
         statistics.has_batch_lines |= record.dialect is not None
+        if row.error is not None:
+            return self._fail(record, row.error, strict=strict)
+        assert row.settings is not None, "a row with requests has its settings"
         try:
-            if row.error is not None:
-                raise row.error
-            assert row.settings is not None, "a row with requests has its settings"
             output_row = self._answers.answer(record, outputs, row.settings)
         except RowError as error:
-            statistics.count_failure(error.code)
-            if strict:
-                raise UsageError(f"row {record.index}: {error.message} (--strict)") from error
-            return record.index, self._answers.failure(record, error)
+            return self._fail(record, error, strict=strict)
         statistics.count_answer(
             [str(output.finish_reason) for output in outputs],
             prompt_tokens=len(outputs[0].prompt_ids),
             completion_tokens=sum(len(output.generated_tokens) for output in outputs),
         )
         return record.index, output_row
+
+    def _fail(self, record: Record, error: RowError, *, strict: bool) -> tuple[int, dict[str, Any]]:
+        self._statistics.count_failure(error.code)
+        if strict:
+            raise UsageError(f"row {record.index}: {error.message} (--strict)") from error
+        return record.index, self._answers.failure(record, error)

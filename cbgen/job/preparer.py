@@ -35,6 +35,10 @@ class PreparedRow:
     settings: RequestSettings | None = None
     error: RowError | None = None
 
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            self.error.forget_frames()
+
 
 @dataclass(frozen=True, slots=True)
 class _ParsedRow:
@@ -115,9 +119,9 @@ class Preparer:
     def _finish(
         self, record: Record, settings: RequestSettings, prompt_ids: list[int] | RowError
     ) -> PreparedRow:
+        if isinstance(prompt_ids, RowError):
+            return PreparedRow(record, error=prompt_ids)
         try:
-            if isinstance(prompt_ids, RowError):
-                raise prompt_ids
             settings = settings.for_prompt(len(prompt_ids))
             ids = request_ids(str(record.id), len(settings.samples))
             requests = (

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import resource
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from cbgen.errors import EngineError, UsageError
 from cbgen.io.ids import IdIndex
 from cbgen.io.json_values import encode_row
 from cbgen.io.output.writer import RowWriter
-from cbgen.io.records import read_records
+from cbgen.io.records import Record, read_records
 from cbgen.job import batch_job
 from tests.helpers.jobs import job_threads, make_stub_job, records_of, token_rows
 
@@ -175,3 +176,45 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert held[count] - held[count // 10] < 20 * 2**20
     with (tmp_path / "out.jsonl").open("rb") as lines:
         assert sum(1 for _ in lines) == count
+
+
+def test_rows_that_failed_are_let_go_at_once():
+    """Without the collector of cycles: an error must not keep its row through its traceback."""
+    stub = make_stub_job(max_in_flight=16, keeps_ids=False)
+    bad = [{"prompt_token_ids": [-1]}, {"x": 1}, {"prompt": "no tokenizer"}, {"prompt": 5}]
+    num_alive = 0
+    gc.collect()
+    gc.disable()
+    try:
+        for number, _ in enumerate(stub.job.rows(records_of(bad * 200)), 1):
+            if number == 600:
+                num_alive = sum(isinstance(thing, Record) for thing in gc.get_objects())
+    finally:
+        gc.enable()
+    assert 0 < num_alive < 64
+
+
+def test_the_bytes_of_rows_in_flight_are_bounded(monkeypatch):
+    monkeypatch.setattr(batch_job, "_MAX_BYTES", 1000)
+    stub = make_stub_job()
+    stub.engine.holds = lambda request: True
+    num_read = 0
+
+    def rows():
+        nonlocal num_read
+        for row in token_rows(1000):
+            num_read += 1
+            yield {**row, "note": "x" * 300}
+
+    def stop():
+        time.sleep(0.2)
+        stub.job.stop_early()
+
+    threading.Thread(target=stop).start()
+    list(stub.job.rows(records_of(rows())))
+    assert 2 <= num_read <= 5
+
+
+def test_rows_longer_than_the_bound_follow_each_other(monkeypatch):
+    monkeypatch.setattr(batch_job, "_MAX_BYTES", 10)
+    assert len(list(make_stub_job().job.rows(records_of(token_rows(50))))) == 50
