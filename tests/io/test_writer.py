@@ -264,10 +264,11 @@ def test_waiting_rows_of_a_stream_are_kept_in_memory_or_in_a_temporary_file(memo
     rows = journal_module.WaitingRows(spool)
     for index in range(50, -1, -1):
         rows.put(index, line_of(index))
-    assert rows.ready(10**6) == [line_of(index) for index in range(51)]
-    rows.drop(rows.ready(300))
-    rows.compact()
-    assert spool.size == sum(map(len, rows.remaining()))
-    assert list(rows.remaining()) == rows.ready(10**6)
-    assert rows.ready(1) == [line_of(rows.next_index)]
+    lines = [line_of(index) for index in range(51)]
+    assert [line for _, line in rows.rows()] == lines
+    taken = rows.take(300)
+    rows.keep(rows.rows())
+    assert spool.size == sum(len(line) for _, line in rows.rows())
+    assert rows.take(1) == [line_of(len(taken))]
+    assert [*taken, line_of(len(taken)), *rows.take(10**6)] == lines
     spool.discard()

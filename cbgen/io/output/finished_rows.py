@@ -1,17 +1,17 @@
 """What an earlier run left in OUT and OUT.journal, and how a run goes on from there.
 
 First everything is read: which rows stay, and how much of OUT can stay as it is. Nothing is changed
-before the first new row is there. Then rows that stay but stand in a wrong place move into the
-journal, and only once they are safe there OUT is cut: at every moment both files together hold
-every row that stays.
+before the first new row is there. Then the journal is written anew, with the rows that stay but not
+in their place in OUT, and only once they are safe there OUT is cut: at every moment both files
+together hold every row that stays.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
+from itertools import chain, count
 from typing import Literal
 
 from cbgen.errors import UsageError
@@ -74,11 +74,11 @@ class FinishedRows:
         """Positions of the rows that stay."""
         self._in_place = RowSet()
         self._end = 0  # bytes of OUT that can stay, all rows in their places
-        self._moves = False
-        self._journal_end = 0
         try:
             self._scan_output(on_kept)
-            self._scan_journal(on_kept)
+            for item in read_lines(journal_path(path)):
+                if isinstance(item, bytes):
+                    self._keep(item, self.answered, on_kept)
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -94,17 +94,7 @@ class FinishedRows:
             OutputError: a file cannot be written; nothing is lost.
         """
         waiting = WaitingRows(journal, len(self._in_place))
-        if self._moves:
-            lines = chain(_read_output(self._path, self._end), read_lines(journal.path))
-            journal.rewrite(self._place_moved(waiting, lines))
-        else:
-            journal.cut(self._journal_end)
-            offset = 0
-            for line in read_lines(journal.path):
-                if isinstance(line, int):
-                    offset = line
-                elif (position := self._keep(line, self._in_place)) is not None:
-                    self._place(waiting, position, offset, line)
+        waiting.keep(self._moved())
         output.cut(self._end)
         output.sync()
         return waiting
@@ -113,7 +103,6 @@ class FinishedRows:
         """Let OUT be written anew as a whole: all its rows move."""
         self._end = 0
         self._in_place = RowSet()
-        self._moves = True
 
     def _scan_output(self, on_kept: Callable[[RowOutcome], None]) -> None:
         is_in_place = True
@@ -132,23 +121,9 @@ class FinishedRows:
                 is_in_place = False
             elif is_in_place:
                 since_last_cut.append(position)
-        self._moves = len(self.answered) > len(self._in_place)
-
-    def _scan_journal(self, on_kept: Callable[[RowOutcome], None]) -> None:
-        for item in read_lines(journal_path(self._path)):
-            if isinstance(item, int):
-                self._journal_end = item
-                continue
-            outcome = read_outcome(item)
-            position = None if outcome is None else self._position(outcome)
-            if outcome is None or position is None:
-                self._moves = True  # so that a run after this one does not find it
-            elif position not in self.answered:
-                self.answered.add(position)
-                on_kept(outcome)
 
     def _keep(
-        self, line: bytes, seen: RowSet, on_kept: Callable[[RowOutcome], None] | None = None
+        self, line: bytes, seen: RowSet, on_kept: Callable[[RowOutcome], None] = lambda _: None
     ) -> int | None:
         """Return the position of a row that stays and was not seen yet, which it then is."""
         outcome = read_outcome(line)
@@ -156,23 +131,17 @@ class FinishedRows:
         if outcome is None or position is None or position in seen:
             return None
         seen.add(position)
-        if on_kept is not None:
-            on_kept(outcome)
+        on_kept(outcome)
         return position
 
-    def _place_moved(self, waiting: WaitingRows, lines: Iterable[bytes | int]) -> Iterator[bytes]:
-        """Yield the rows that do not stay in OUT, noting where they will lie in the journal."""
-        offset = 0
-        for line in lines:
-            if isinstance(line, int) or (position := self._keep(line, self._in_place)) is None:
+    def _moved(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the rows that do not stay in OUT, by their places."""
+        places = count(len(self._in_place))
+        journal = read_lines(journal_path(self._path))
+        for item in chain(_read_output(self._path, self._end), journal):
+            if isinstance(item, int) or (position := self._keep(item, self._in_place)) is None:
                 continue
-            self._place(waiting, position, offset, line)
-            offset += len(line)
-            yield line
-
-    def _place(self, waiting: WaitingRows, position: int, offset: int, line: bytes) -> None:
-        place = position if self._order == "input" else waiting.end
-        waiting.place(place, offset, len(line))
+            yield position if self._order == "input" else next(places), item
 
 
 def holds_rows(path: str) -> bool:

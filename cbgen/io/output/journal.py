@@ -71,13 +71,6 @@ class Spool:
         self._file.close()
         self._file, self.size = replacement._file, replacement.size
 
-    def cut(self) -> None:
-        """Drop all lines."""
-        self.rewrite(())
-
-    def sync(self) -> None:
-        """Do nothing: a crash takes these lines anyway."""
-
     def discard(self) -> None:
         """Drop everything."""
         self._file.close()
@@ -115,18 +108,25 @@ class WaitingRows:
         position = self._head + index - self.next_index
         is_known = position < self._head or any(self._offsets[position : position + 1])
         assert not is_known, f"row {index} came twice"
-        offset = self.store.size
+        self._note(index, self.store.size, line)
         self.store.append(line)
-        self.place(index, offset, len(line))
 
-    def place(self, index: int, offset: int, size: int) -> None:
-        """Note a row that the store holds already."""
-        position = self._head + index - self.next_index
-        missing = position + 1 - len(self._offsets)
-        if missing > 0:
-            self._offsets.extend(array("Q", [0]) * missing)
-        self._offsets[position] = offset + 1
-        self._waiting_bytes += size
+    def keep(self, rows: Iterable[tuple[int, bytes]]) -> None:
+        """Let the store hold these rows and no others; they may be read from it meanwhile.
+
+        What the store held besides must be safe elsewhere by then.
+        """
+        kept = WaitingRows(self.store, self.next_index)
+
+        def lines() -> Iterator[bytes]:
+            offset = 0
+            for index, line in rows:
+                kept._note(index, offset, line)
+                offset += len(line)
+                yield line
+
+        self.store.rewrite(lines())
+        self._offsets, self._head, self._waiting_bytes = kept._offsets, 0, kept._waiting_bytes
 
     def first_missing(self) -> int:
         """Return the first index that has not come; `end` where there is no gap."""
@@ -135,21 +135,17 @@ class WaitingRows:
                 return index
         return self.end
 
-    def ready(self, most_bytes: int) -> list[bytes]:
-        """Return rows whose turn it is, in order: one at least, of about `most_bytes` in all."""
+    def take(self, most_bytes: int) -> list[bytes]:
+        """Take rows whose turn it is, in order: one at least, of about `most_bytes` in all."""
         lines: list[bytes] = []
-        for position in range(self._head, len(self._offsets)):
-            if not self._offsets[position] or most_bytes <= 0:
+        for index, line in self.rows():
+            if most_bytes <= 0 or index != self.next_index + len(lines):
                 break
-            line = self.store.line_at(self._offsets[position] - 1)
             lines.append(line)
             most_bytes -= len(line)
-        return lines
-
-    def drop(self, lines: list[bytes]) -> None:
-        """Forget rows that `ready` gave: they have been written."""
         self._waiting_bytes -= sum(map(len, lines))
         self._advance(len(lines))
+        return lines
 
     def skip_one(self) -> None:
         """Note that the next row was written without waiting."""
@@ -157,37 +153,25 @@ class WaitingRows:
         assert not waits, f"row {self.next_index} came twice"
         self._advance(1)
 
-    def remaining(self) -> Iterator[bytes]:
-        """Yield all rows that wait, in order, whatever is missing between them."""
-        for position in range(self._head, len(self._offsets)):
-            if self._offsets[position]:
-                yield self.store.line_at(self._offsets[position] - 1)
-
-    def compact(self) -> None:
-        """Shrink the store to what waits. What was dropped must be safe elsewhere by then."""
-        if not self:
-            self.store.cut()
-            return
-        moved = array("Q")
-        self.store.rewrite(self._lines_noting_offsets(moved))
-        self._offsets, self._head = moved, 0
+    def rows(self) -> Iterator[tuple[int, bytes]]:
+        """Yield index and line of all rows that wait, in order, whatever is missing in between."""
+        for place in range(len(self._offsets) - self._head):
+            if offset := self._offsets[self._head + place]:
+                yield self.next_index + place, self.store.line_at(offset - 1)
 
     def is_wasteful(self, allowed_bytes: int) -> bool:
         """Whether the store holds more dropped bytes than are allowed and than wait."""
         dropped_bytes = self.store.size - self._waiting_bytes
         return dropped_bytes > max(allowed_bytes, self._waiting_bytes)
 
-    def _lines_noting_offsets(self, moved: array[int]) -> Iterator[bytes]:
-        """Yield the rows that wait, and put the offsets that they will have into `moved`."""
-        offset = 0
-        for position in range(self._head, len(self._offsets)):
-            if self._offsets[position]:
-                line = self.store.line_at(self._offsets[position] - 1)
-                moved.append(offset + 1)
-                offset += len(line)
-                yield line
-            else:
-                moved.append(0)
+    def _note(self, index: int, offset: int, line: bytes) -> None:
+        """Note a row that the store holds, or is about to."""
+        position = self._head + index - self.next_index
+        missing = position + 1 - len(self._offsets)
+        if missing > 0:
+            self._offsets.extend(array("Q", [0]) * missing)
+        self._offsets[position] = offset + 1
+        self._waiting_bytes += len(line)
 
     def _advance(self, count: int) -> None:
         self.next_index += count

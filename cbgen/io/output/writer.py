@@ -59,13 +59,14 @@ class RowWriter:
         self._order = order
         self._finished = finished
         self._run = run
-        self._touched = False  # whether files may have changed
-        self._begun = False
+        self._begun = False  # from then on files may have changed
         self._closed = False
         self._synced_at = time.monotonic()
         self._journal: Journal | None = None
         self._open(overwrite or finished is not None)
         self._waiting = WaitingRows(self._journal or Spool())
+        files = (run, self._output, self._journal)  # OUT.run is ahead of the rows
+        self._files = [file for file in files if file is not None]
 
     def write(self, index: int, line: bytes) -> None:
         r"""Write the row of an index: one line with its `\n`.
@@ -109,7 +110,8 @@ class RowWriter:
         """
         if self._closed:
             return
-        if self._is_old_table():
+        is_old_table = self._output.is_table and not self._begun
+        if is_old_table and self._finished is not None and self._finished.is_complete:
             if self._run is not None:
                 self._run.begin()
         else:
@@ -134,15 +136,14 @@ class RowWriter:
         self._closed = True
         with contextlib.suppress(OutputError, ClosedOutput):
             if self._journal is None:
-                for line in self._waiting.remaining():
+                for _, line in self._waiting.rows():
                     self._output.append(line)
         with contextlib.suppress(OutputError, ClosedOutput):
             if self._begun:
                 self._sync()
-        for file in (self._output, self._journal, self._run):
-            if file is not None:
-                with contextlib.suppress(OutputError):
-                    file.close() if self._touched else file.remove_if_created()
+        for file in self._files:
+            with contextlib.suppress(OutputError):
+                file.close() if self._begun else file.remove_if_created()
         if self._journal is None:
             self._waiting.store.discard()
 
@@ -174,16 +175,10 @@ class RowWriter:
                 self._journal = Journal.open(journal_path(self._path), overwrite=overwrite)
             undo.pop_all()
 
-    def _is_old_table(self) -> bool:
-        """Whether the output is a table that an earlier run finished, with no rows to add."""
-        is_old = not self._touched and self._output.is_table
-        return is_old and self._finished is not None and self._finished.is_complete
-
     def _begin(self) -> None:
         """Turn to writing, the first time; then see that OUT.run is ahead of the rows."""
         if not self._begun:
-            assert not self._touched, "after an error nothing is written"
-            self._touched = True
+            self._begun = True
             if self._finished is None:
                 self._output.cut()
                 if self._journal is not None:
@@ -194,10 +189,8 @@ class RowWriter:
                     self._finished.move_all()
                 self._waiting = self._finished.apply(self._output, self._journal)
             if self._run is not None:
-                self._output.sync()  # OUT.run must not speak of other rows than these files hold
-                self._waiting.store.sync()
+                self._sync()  # OUT.run must not speak of other rows than these files hold
                 self._run.begin()
-            self._begun = True
         if self._run is not None:
             self._run.flush()
 
@@ -206,7 +199,7 @@ class RowWriter:
         waiting = self._waiting
         if self._output.is_table:
             if waiting.first_missing() == waiting.end:
-                self._output.write_all(waiting.remaining)
+                self._output.write_all(lambda: (line for _, line in waiting.rows()))
                 return
         else:
             while self._drain():
@@ -224,18 +217,14 @@ class RowWriter:
         if self._output.is_table:
             return False
         waiting, moved = self._waiting, 0
-        while moved < DRAIN_BYTES and (lines := waiting.ready(_CHUNK_BYTES)):
-            chunk = b"".join(lines)
+        while moved < DRAIN_BYTES and (chunk := b"".join(waiting.take(_CHUNK_BYTES))):
             self._output.append(chunk)
-            waiting.drop(lines)
             moved += len(chunk)
         if waiting.is_wasteful(COMPACT_BYTES):
             self._output.sync()  # before the journal's copies go
-            waiting.compact()
+            waiting.keep(waiting.rows())
         return moved > 0
 
     def _sync(self) -> None:
-        if self._run is not None:
-            self._run.sync()
-        self._output.sync()
-        self._waiting.store.sync()
+        for file in self._files:
+            file.sync()
