@@ -43,7 +43,10 @@ def with_dialect(record: Record, input_format: InputFormat) -> Record:
         return replace(record, dialect=dialect)
     custom_id = columns.get("custom_id")
     if isinstance(custom_id, str):
-        return replace(record, dialect=dialect, id=custom_id, error=None)
+        # A bad `id` is no fault of a line whose id is another field.
+        has_bad_id = record.error is not None and record.error.code == "invalid_id"
+        error = None if has_bad_id else record.error
+        return replace(record, dialect=dialect, id=custom_id, error=error)
     problem = "is missing" if custom_id is None else f"must be a string, got {show(custom_id)}"
     error = RowError("invalid_custom_id", f"{record.place}: custom_id {problem}")
     return replace(record, dialect=dialect, id=None, error=error)

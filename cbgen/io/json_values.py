@@ -10,6 +10,7 @@ surrogates U+FFFD. Knows nothing of what a row means.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +47,9 @@ MAX_DEPTH = 200
 
 _DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19  # the shortest integer outside 64 bits has 19 digits
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]|[^\s"\[\]{},:]+')
 _EXACT = json.JSONDecoder(parse_float=read_float)
+_LINE_ENDS = [(end.encode(), b"\\u%04x" % ord(end)) for end in "\u0085\u2028\u2029"]
 _JSON_KINDS = {str: "a string", list: "an array", bool: "a boolean", type(None): "null"}
 _SMALLEST_INTEGER = -(2**63)
 _LARGEST_INTEGER = 2**64 - 1
@@ -106,6 +109,33 @@ def _too_deep() -> RowError:
     return RowError("nested_too_deeply", f"the row is nested deeper than {MAX_DEPTH} levels")
 
 
+def shallow_columns(line: bytes) -> dict[str, Any]:
+    """Return the columns of a row that is nested too deeply: scalars, and None for each container.
+
+    Reads no further than the end of what is an object so far.
+    """
+    columns: dict[str, Any] = {}
+    depth = 0
+    key: str | None = None
+    for token in _TOKENS.findall(line):
+        if token in b"[{":
+            if depth == 1 and key is not None:
+                columns[key], key = None, None
+            depth += 1
+        elif token in b"]}":
+            depth -= 1
+        elif depth == 1:
+            try:
+                scalar = _EXACT.decode(token.decode("utf-8"))
+            except ValueError:  # the line is no JSON behind this
+                break
+            if key is None:
+                key = str(scalar)
+            else:
+                columns[key], key = scalar, None
+    return columns
+
+
 def _exceeds_depth(value: object) -> bool:
     """Whether a value has more than MAX_DEPTH levels of containers."""
     level: list[Any] = [value] if isinstance(value, dict | list) else []
@@ -137,10 +167,17 @@ def _refuse_lone_surrogates(columns: dict[str, Any]) -> None:
 def encode_row(row: Mapping[str, Any]) -> bytes:
     r"""Return the row as one line of UTF-8 JSON that ends with `\n`.
 
+    Other line ends of Unicode are escaped: readers that split text into lines as Python does would
+    cut the row there.
+
     Raises:
         TypeError: a value has no JSON form (nothing that was read from JSON is such a value).
     """
-    return _encode(row, orjson.OPT_APPEND_NEWLINE)
+    line = _encode(row, orjson.OPT_APPEND_NEWLINE)
+    for character, escape in _LINE_ENDS:
+        if character in line:
+            line = line.replace(character, escape)
+    return line
 
 
 def encode_value(value: object) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
 from cbgen.errors import RowError, UsageError
-from cbgen.io.json_values import decode_row
+from cbgen.io.json_values import decode_row, shallow_columns
 from cbgen.values import show
 
 MAX_LINE_BYTES = 256 * 2**20
@@ -29,8 +29,9 @@ _BUFFER_BYTES = 2**20
 class Record:
     """One line of the input that is not blank.
 
-    Exactly one of `columns` and `error` is set, except that a line with a bad or repeated id has
-    both.
+    Exactly one of `columns` and `error` is set, except that a line with a bad or repeated id, or
+    one that is nested too deeply, has both; the columns of the latter are those of
+    `shallow_columns`.
     """
 
     index: int
@@ -141,18 +142,22 @@ def content_digest(line: bytes) -> bytes:
 
 def _read_record(index: int, number: int, source: str, line: bytes) -> Record:
     digest = content_digest(line)
+    bad_line: RowError | None = None
     try:
         columns = decode_row(line)
     except RowError as error:
-        return _failed_record(index, number, source, error, digest)
-    row_id, bad_id = columns.get("id", index), None
+        if error.code != "nested_too_deeply":
+            return _failed_record(index, number, source, error, digest)
+        columns = shallow_columns(line)
+        bad_line = RowError(error.code, f"{source}:{number}: {error.message}")
+    row_id = columns.get("id", index)
     if row_id is None:
         row_id = index
     elif not isinstance(row_id, str | int) or isinstance(row_id, bool):
         message = f"{source}:{number}: id must be a string or an integer, got {show(row_id)}"
-        row_id, bad_id = None, RowError("invalid_id", message)
+        row_id, bad_line = None, RowError("invalid_id", message)
     return Record(
-        index, number, source, row_id, columns, bad_id, digest=digest, num_bytes=len(line)
+        index, number, source, row_id, columns, bad_line, digest=digest, num_bytes=len(line)
     )
 
 

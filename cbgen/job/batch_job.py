@@ -62,8 +62,8 @@ class _InputEnd:
     """Stands behind the last row of the input."""
 
     num_rows: int
-    failure: UsageError | None = None
-    """Why the input could not be read to its end."""
+    failure: Exception | None = None
+    """Why the input could not be read to its end; of a caller's iterator it may be anything."""
 
 
 Results: TypeAlias = Channel[GenerationOutput | PreparedRow | _InputEnd]
@@ -177,13 +177,14 @@ class BatchJob:
 
         Raises:
             EngineError: the engine failed.
-            UsageError: the input cannot be read any further; the rows before that were given. Or
-                `strict` is set and a row carries an error.
+            Exception: the input cannot be read any further (a `UsageError` if it is a file); the
+                rows before that were given.
+            UsageError: `strict`, and a row has an error.
         """
         self._start("cbgen-reader", lambda: self._read(records))
         self._start("cbgen-preparer", self._prepare)
         num_rows: int | None = None
-        failure: UsageError | None = None
+        failure: Exception | None = None
         num_given, num_dropped = 0, 0
         try:
             while num_given + num_dropped != num_rows:
@@ -233,23 +234,20 @@ class BatchJob:
                 self._bytes.take_more(record.num_bytes - 1)
                 self._statistics.rows_read += 1
                 num_records += 1
-        except UsageError as error:
+        except Exception as error:  # noqa: BLE001  it is raised behind the rows before it
             self._records.close(error)
-            return  # it is told behind the rows before it
-        except BaseException as error:
-            self._records.close(error)
-            raise
+            return
         self._num_records = num_records
         self._statistics.input_ended = True
         self._records.close()
 
     def _prepare(self) -> None:
         num_rows = 0
-        failure: UsageError | None = None
+        failure: Exception | None = None
         while granted := self._slots.acquire(_GROUP):
             try:
                 records = self._records.take(granted)
-            except UsageError as error:
+            except Exception as error:  # noqa: BLE001  that of whoever read the records
                 failure = error
                 break
             self._slots.release(granted - len(records))

@@ -160,5 +160,12 @@ def test_an_integer_that_python_refuses_to_read_is_an_error():
         decode_row(b'{"a":' + digits + b"}")
 
 
+def test_a_row_is_one_line_for_readers_that_know_other_line_ends():
+    row = {"text": "".join(map(chr, range(0x3000))), "\u2028key": ["\x85"]}
+    line = encode_row(row)
+    assert len(line.decode().splitlines()) == 1
+    assert orjson.loads(line) == row
+
+
 def test_a_value_alone_is_compact_json():
     assert encode_value([1, 2.5, "é", 10**30]) == '[1,2.5,"é",1000000000000000000000000000000]'

@@ -118,6 +118,29 @@ def test_another_id_is_an_error_that_keeps_the_columns(value):
     assert record.columns is not None
 
 
+@pytest.mark.parametrize(
+    ("depth", "is_closed"),
+    [(250, True), (900, True), (1100, True), (100_000, True), (100_000, False)],
+)
+def test_a_line_that_is_nested_too_deeply_keeps_its_scalars(depth, is_closed):
+    deep = b"[" * depth + (b"]" * depth if is_closed else b"")
+    line = b'{"a": {"id": "other"}, "id": "r\\u0031", "deep": ' + deep
+    after = b', "b": 1e400, "c": [1, "id"], "d": null}' if is_closed else b""
+    (record,) = read_bytes(line + after)
+    assert error_of(record).code == "nested_too_deeply"
+    assert record.id == "r1"
+    scalars = {"a": None, "id": "r1", "deep": None}
+    if is_closed:
+        scalars |= {"b": float("inf"), "c": None, "d": None}
+    assert record.columns == scalars
+
+
+def test_a_line_that_is_nested_too_deeply_without_an_id_has_its_index():
+    (_, record) = read_bytes(b'{}\n{"a": ' + b"[" * 300 + b"]" * 300 + b"}")
+    assert record.id == 1
+    assert error_of(record).message.startswith("in.jsonl:2: ")
+
+
 def test_a_line_beyond_the_limit_is_an_error_and_reading_goes_on():
     long_line = b'{"prompt":"' + b"a" * 100 + b'"}'
     records = read_bytes(long_line + b'\n{"prompt":"b"}\n' + long_line, max_line_bytes=50)

@@ -53,6 +53,20 @@ def test_a_queue_bound_changes_no_row(recipe):
     )
 
 
+@pytest.mark.parametrize("order", ["input", "completion"])
+def test_what_the_rows_raise_comes_behind_the_answers_of_those_before(recipe, order):
+    def rows():
+        for number in range(5):
+            yield {"prompt": f"row {number}"}
+        raise LookupError("no more rows")
+
+    answers = cbgen.run(recipe, rows(), order=order)
+    taken = [next(answers) for _ in range(5)]
+    assert {row["index"] for row in taken} == set(range(5))
+    with pytest.raises(LookupError, match="no more rows"):
+        next(answers)
+
+
 def test_a_closed_engine_raises(recipe):
     engine = cbgen.Engine(recipe)
     engine.close()
