@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 from cbgen.errors import RowError, UsageError
 from cbgen.io.formats.compressed import PieceStream, unpacked_stream
@@ -33,48 +33,32 @@ _PACKED_BUFFER_BYTES = 2**17
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
-class InputRows(Protocol):
-    """The rows of an open input; one of its methods is called, once."""
+def read_rows(path: str) -> Iterator[bytes | RowError]:
+    """Yield each row of an input as a line of JSON, or what is wrong with it; `-` is stdin.
 
-    def lines(self) -> Iterator[bytes | RowError]:
-        """Yield each row as a line of JSON, or what is wrong with it.
+    Raises:
+        UsageError: it cannot be opened, holds something else than its name says, or is damaged;
+            every row before that was given.
+    """
+    if (table := format_of_name(path).table) is not None:
+        with open_raw(path) as raw:
+            yield from table(raw, path).lines()
+    else:
+        with open_input(path) as stream:
+            yield from read_lines(stream, path)
 
-        Raises:
-            UsageError: the file is damaged; every row before that was given.
-        """
 
-    def count(self) -> int:
-        """Return how many rows there are, blank lines included."""
-
-
-class _LineRows:
-    """The rows of a stream of lines."""
-
-    def __init__(self, stream: BinaryIO, source: str) -> None:
-        self._stream = stream
-        self._source = source
-
-    def lines(self) -> Iterator[bytes | RowError]:
-        return read_lines(self._stream, self._source)
-
-    def count(self) -> int:
+def count_rows(path: str) -> int:
+    """Return how many rows an input has, blank lines included; errors are those of `read_rows`."""
+    if (table := format_of_name(path).table) is not None:
+        with open_raw(path) as raw:
+            return table(raw, path).num_rows
+    with open_input(path) as stream:
         num_lines, last = 0, b"\n"
-        while chunk := self._stream.read(_BUFFER_BYTES):
+        while chunk := stream.read(_BUFFER_BYTES):
             num_lines += chunk.count(b"\n")
             last = chunk[-1:]
         return num_lines + (last != b"\n")
-
-
-@contextmanager
-def open_rows(path: str) -> Iterator[InputRows]:
-    """Open an input; `-` is stdin.
-
-    Raises:
-        UsageError: it cannot be opened, or holds something else than its name says.
-    """
-    table = format_of_name(path).table
-    with open_input(path) if table is None else open_raw(path) as stream:
-        yield _LineRows(stream, path) if table is None else table(stream, path)
 
 
 def open_input(path: str) -> BinaryIO:
@@ -140,8 +124,7 @@ def check_input(path: str) -> None:
         UsageError: it is refused.
     """
     if path == "-":
-        if sys.stdin is None:
-            raise UsageError("-i -: stdin is closed; give a file or pipe rows in")
+        _open_stdin()
         return
     kind = format_of_name(path)
     kind.check_package()
@@ -151,12 +134,7 @@ def check_input(path: str) -> None:
         if kind.table is not None:
             raise UsageError(f"{path}: {kind.name} cannot be read from a pipe; give a file")
         return
-    with open_raw(path) as raw:
-        try:
-            head = _read_head(raw)
-        except OSError as error:
-            raise UsageError(f"{path}: the input cannot be read: {error.strerror}") from error
-        choose_format(head, path, is_stream=False)
+    with open_raw(path) as raw, unpack(raw, path):
         if kind.table is not None:
             raw.seek(0)
             kind.table(raw, path)  # refuses what is no whole file
@@ -186,10 +164,7 @@ def _open_stdin() -> BinaryIO:
 def _read_head(raw: BinaryIO) -> bytes:
     """Read what tells the kind of content, and from a slow pipe no more than that."""
     head = raw.read(HEAD_BYTES)
-    while head and is_undecided(head):
-        more = raw.read(HEAD_BYTES)
-        if not more:
-            break
+    while is_undecided(head) and (more := raw.read(HEAD_BYTES)):
         head += more
     return head
 

@@ -15,7 +15,14 @@ from itertools import islice
 from urllib.parse import unquote, urlsplit
 
 from cbgen.errors import UsageError
-from cbgen.io.input_files import check_input, find_remote, is_remote, is_stream, open_rows
+from cbgen.io.input_files import (
+    check_input,
+    count_rows,
+    find_remote,
+    is_remote,
+    is_stream,
+    read_rows,
+)
 from cbgen.io.records import Record, records_from
 
 
@@ -109,8 +116,7 @@ class Inputs:
             if is_remote(name) or is_stream(name):
                 return None
             try:
-                with open_rows(name) as rows:
-                    total += rows.count()
+                total += count_rows(name)
             except (OSError, UsageError):
                 return None  # whoever reads the records says what is wrong
         return self.shard.size(total if self.limit is None else min(total, self.limit))
@@ -118,10 +124,9 @@ class Inputs:
     def _read_files(self) -> Iterator[Record]:
         next_index = 0
         for name in self.names:
-            with open_rows(name) as rows:
-                for record in records_from(rows.lines(), name, first_index=next_index):
-                    yield record
-                    next_index = record.index + 1
+            for record in records_from(read_rows(name), name, first_index=next_index):
+                yield record
+                next_index = record.index + 1
 
 
 def open_inputs(

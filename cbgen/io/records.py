@@ -57,27 +57,36 @@ class Record:
         return f"{self.source}:{self.line}"
 
 
-def read_records(
-    stream: BinaryIO,
-    source: str,
-    *,
-    first_index: int = 0,
-    max_line_bytes: int = MAX_LINE_BYTES,
-) -> Iterator[Record]:
-    """Yield one Record for each line that is not blank, holding one line at a time.
+def read_lines(
+    stream: BinaryIO, source: str, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[bytes | RowError]:
+    """Yield each line, or the error of one that is too long, holding one line at a time.
 
     Args:
         stream: bytes, read with `readline`.
         source: name of the stream for messages.
-        first_index: index of the first record, where an earlier file had rows already.
-        max_line_bytes: a longer line becomes an error record and is not kept.
+        max_line_bytes: a longer line is not kept.
 
     Raises:
         UsageError: the stream itself fails, as a broken disk or a torn .gz file does; every line
             before that was given.
     """
-    lines = read_lines(stream, source, max_line_bytes)
-    return records_from(lines, source, first_index=first_index)
+    longest = max_line_bytes + 1  # with its line end
+    number = 0
+    try:
+        line = stream.readline(longest).removeprefix(_BYTE_ORDER_MARK)
+        while line:
+            if len(line) >= longest and not line.endswith(b"\n"):
+                _skip_line(stream)
+                message = f"the line is longer than {max_line_bytes} bytes"
+                yield RowError("line_too_long", message)
+            else:
+                yield line
+            number += 1
+            line = stream.readline(longest)
+    except OSError as error:
+        reached = f" beyond line {number}" if number else ""
+        raise UsageError(f"{source}: cannot be read{reached}: {error.strerror or error}") from error
 
 
 def records_from(
@@ -106,28 +115,6 @@ def record_of(row: Mapping[str, Any], *, index: int, source: str) -> Record:
         message = f"{source}:{index + 1}: the row has no JSON form: {error}"
         return Record(index, index + 1, source, None, None, RowError("not_json", message))
     return _read_record(index, index + 1, source, line)
-
-
-def read_lines(
-    stream: BinaryIO, source: str, max_line_bytes: int = MAX_LINE_BYTES
-) -> Iterator[bytes | RowError]:
-    """Yield each line, an error for one that is too long; see `read_records`."""
-    longest = max_line_bytes + 1  # with its line end
-    number = 0
-    try:
-        line = stream.readline(longest).removeprefix(_BYTE_ORDER_MARK)
-        while line:
-            if len(line) >= longest and not line.endswith(b"\n"):
-                _skip_line(stream)
-                message = f"the line is longer than {max_line_bytes} bytes"
-                yield RowError("line_too_long", message)
-            else:
-                yield line
-            number += 1
-            line = stream.readline(longest)
-    except OSError as error:
-        reached = f" beyond line {number}" if number else ""
-        raise UsageError(f"{source}: cannot be read{reached}: {error.strerror or error}") from error
 
 
 def _skip_line(stream: BinaryIO) -> None:

@@ -6,17 +6,23 @@ has answered already is the job's to know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from cbgen.io.dialects import InputFormat, with_dialect
 from cbgen.io.ids import IdIndex
-from cbgen.io.inputs import Inputs, Shard
-from cbgen.io.records import Record, record_of
+from cbgen.io.inputs import Shard
+from cbgen.io.records import Record
 
 
 class RowSource:
-    """Gives each record of a run once, in reading order. Made by `of_inputs` or `of_mappings`.
+    """Gives each record of a run once, in reading order.
+
+    Args:
+        records: those of all shards.
+        on_duplicate_id: whether a repeated id is an error of its row or gets a suffix.
+        input_format: which records are lines of a batch file.
+        shard: which records are given.
 
     Attributes:
         num_read: records read so far, those of other shards included.
@@ -37,36 +43,6 @@ class RowSource:
         self._ids = IdIndex(on_duplicate_id)
         self._input_format = input_format
         self._shard = shard or Shard()
-
-    @classmethod
-    def of_inputs(
-        cls,
-        inputs: Inputs,
-        *,
-        on_duplicate_id: Literal["error", "suffix"],
-        input_format: InputFormat = "auto",
-    ) -> RowSource:
-        """Return the rows of input files.
-
-        Args:
-            inputs: the files, with limit and shard.
-            on_duplicate_id: whether a repeated id is an error of its row or gets a suffix.
-            input_format: which records are lines of a batch file.
-        """
-        return cls(
-            inputs.all_records(),
-            on_duplicate_id=on_duplicate_id,
-            input_format=input_format,
-            shard=inputs.shard,
-        )
-
-    @classmethod
-    def of_mappings(
-        cls, rows: Iterable[Mapping[str, Any]], *, on_duplicate_id: Literal["error", "suffix"]
-    ) -> RowSource:
-        """Return the rows that a caller in Python gives; messages call their source `rows`."""
-        records = (record_of(row, index=index, source="rows") for index, row in enumerate(rows))
-        return cls(records, on_duplicate_id=on_duplicate_id)
 
     def records(self) -> Iterator[Record]:
         """Yield the records of the shard. To be called once.

@@ -178,8 +178,11 @@ def plan_job(recipe: Recipe, inputs: Inputs | None, input_format: InputFormat = 
     if inputs is None:
         return JobPlan(planned, settings, None)
     survey = RowSurvey(plan)
-    source = RowSource.of_inputs(
-        inputs, on_duplicate_id=recipe.output.on_duplicate_id, input_format=input_format
+    source = RowSource(
+        inputs.all_records(),
+        on_duplicate_id=recipe.output.on_duplicate_id,
+        input_format=input_format,
+        shard=inputs.shard,
     )
     survey.add(source, preparer)
     return JobPlan(planned, settings, survey)

@@ -35,8 +35,9 @@ class JobOptions:
 
     def row_source(self, recipe: Recipe) -> RowSource:
         """Return the rows of the inputs, read anew."""
-        return RowSource.of_inputs(
-            self.inputs,
+        return RowSource(
+            self.inputs.all_records(),
             on_duplicate_id=recipe.output.on_duplicate_id,
             input_format=self.input_format,
+            shard=self.inputs.shard,
         )

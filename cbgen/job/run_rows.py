@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from cbgen.engine.model.loader import LoadedModel, load_model
 from cbgen.errors import UsageError
+from cbgen.io.records import record_of
 from cbgen.io.row_source import RowSource
 from cbgen.io.template import compile_template
 from cbgen.job.open_job import open_job
@@ -100,7 +101,8 @@ def _generate(
     with open_job(recipe, template, JobStatistics(), loaded=loaded) as opened:
         waiting: dict[int, dict[str, Any]] = {}
         next_index = 0
-        source = RowSource.of_mappings(rows, on_duplicate_id=recipe.output.on_duplicate_id)
+        records = (record_of(row, index=index, source="rows") for index, row in enumerate(rows))
+        source = RowSource(records, on_duplicate_id=recipe.output.on_duplicate_id)
         for index, row in opened.job.rows(source.records()):
             if order == "completion":
                 yield row

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 from cbgen.errors import RowError
-from cbgen.io.records import Record, read_records
+from cbgen.io.records import Record, read_lines, records_from
 
 
 def make_record(columns: dict[str, Any] | None = None, **changes: Any) -> Record:
@@ -20,6 +21,13 @@ def make_record(columns: dict[str, Any] | None = None, **changes: Any) -> Record
         "error": None,
     }
     return Record(**{**fields, **changes})
+
+
+def read_records(
+    stream: BinaryIO, source: str, *, first_index: int = 0, **options: Any
+) -> Iterator[Record]:
+    """Yield the records of a stream."""
+    return records_from(read_lines(stream, source, **options), source, first_index=first_index)
 
 
 def read_bytes(data: bytes, **options: Any) -> list[Record]:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
 from cbgen.io.input_files import check_input, open_input
-from cbgen.io.records import read_records
 from tests.helpers.packed import pack
-from tests.helpers.records import error_codes
+from tests.helpers.records import error_codes, read_records
 
 KINDS = {"gzip": ".gz", "zstd": ".zst"}
 ROWS = b"".join(b'{"prompt":"row %d"}\n' % number for number in range(500))

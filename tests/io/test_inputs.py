@@ -75,7 +75,7 @@ def test_a_file_is_closed_when_nobody_reads_on(files):
 
 def test_a_repeated_id_names_both_files(files):
     inputs = open_inputs([files([{}, {"id": "a"}], [{"id": "a"}])])
-    source = RowSource.of_inputs(inputs, on_duplicate_id="error")
+    source = RowSource(inputs.all_records(), on_duplicate_id="error", shard=inputs.shard)
     records = list(source.records())
     assert error_codes(records) == [None, None, "duplicate_id"]
     message = error_of(records[2]).message
@@ -99,7 +99,7 @@ def test_the_limit_counts_before_records_are_shared_out(files):
 def test_every_shard_knows_the_ids_of_the_others(files):
     pattern = files([{"id": "a"}, {"id": "a"}, {"id": "b"}])
     inputs = open_inputs([pattern], shard=Shard(1, 2))
-    source = RowSource.of_inputs(inputs, on_duplicate_id="error")
+    source = RowSource(inputs.all_records(), on_duplicate_id="error", shard=inputs.shard)
     assert error_codes(list(source.records())) == ["duplicate_id"]
     assert source.num_read == 3
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
-from cbgen.io.records import Record, read_records, record_of
-from tests.helpers.records import error_codes, error_of, read_bytes
+from cbgen.io.records import Record, record_of
+from tests.helpers.records import error_codes, error_of, read_bytes, read_records
 
 WHITE_SPACE = b" \t\r\n"
 

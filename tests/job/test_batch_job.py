@@ -12,9 +12,10 @@ from cbgen.errors import EngineError, UsageError
 from cbgen.io.ids import IdIndex
 from cbgen.io.json_values import encode_row
 from cbgen.io.output.writer import RowWriter
-from cbgen.io.records import Record, read_records
+from cbgen.io.records import Record
 from cbgen.job import batch_job
 from tests.helpers.jobs import job_threads, make_stub_job, records_of, token_rows
+from tests.helpers.records import read_records
 
 
 def test_every_record_gets_one_row():

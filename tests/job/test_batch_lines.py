@@ -39,7 +39,7 @@ def recipe(checkpoint):
 def answer(recipe, dialect) -> list[bytes]:
     """Return the output lines of the dialect's file."""
     inputs = open_inputs([str(DATA / f"{dialect}_batch.jsonl")])
-    source = RowSource.of_inputs(inputs, on_duplicate_id="error", input_format=dialect)
+    source = RowSource(inputs.all_records(), on_duplicate_id="error", input_format=dialect)
     with open_job(recipe_from_mapping(recipe), None, JobStatistics()) as opened:
         rows = dict(opened.job.rows(source.records()))
     return [encode_row(rows[index]) for index in sorted(rows)]

@@ -87,8 +87,9 @@ class ParquetRows:
         self._as_text = _schema_with(self._in_utc, _to_text, source)
         self._json_columns = [field.name for field in self._schema if field.metadata == _IS_JSON]
 
-    def count(self) -> int:
-        """Return how many rows the file holds."""
+    @property
+    def num_rows(self) -> int:
+        """Rows that the file holds."""
         return int(self._file.metadata.num_rows)
 
     def lines(self) -> Iterator[bytes | RowError]:
@@ -108,9 +109,9 @@ class ParquetRows:
             raise UsageError(
                 f"{self._source}: cannot be read beyond row {count}: {error}"
             ) from error
-        if count != self.count():  # a damaged page header can end a column early, in silence
+        if count != self.num_rows:  # a damaged page header can end a column early, in silence
             raise UsageError(
-                f"{self._source}: the file is damaged: it says that it has {self.count()} rows, "
+                f"{self._source}: the file is damaged: it says that it has {self.num_rows} rows, "
                 f"and {count} were found"
             )
 

@@ -138,9 +138,10 @@ class WaitingRows:
     def take(self, most_bytes: int) -> list[bytes]:
         """Take rows whose turn it is, in order: one at least, of about `most_bytes` in all."""
         lines: list[bytes] = []
-        for index, line in self.rows():
-            if most_bytes <= 0 or index != self.next_index + len(lines):
+        for position in range(self._head, len(self._offsets)):
+            if most_bytes <= 0 or not self._offsets[position]:
                 break
+            line = self.store.line_at(self._offsets[position] - 1)
             lines.append(line)
             most_bytes -= len(line)
         self._waiting_bytes -= sum(map(len, lines))

@@ -65,7 +65,7 @@ class OutputFile:
             return cls(path, _STDOUT, created=False)
         refuse_path(path, overwrite=overwrite)
         created = not os.path.lexists(path)
-        flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if created else 0)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if created else 0)
         if is_device(path):
             flags = os.O_WRONLY
         try:
@@ -124,18 +124,15 @@ class OutputFile:
         Raises:
             OutputError: there is none: something else changed the file.
         """
-        length = 4096
-        while True:
-            try:
-                data = os.pread(self.descriptor, length, offset)
-            except OSError as error:
-                raise self._output_error(error) from error
-            end = data.find(b"\n") + 1
-            if end:
-                return data[:end]
-            if len(data) < length:
-                raise OutputError(f"{self.path}: was changed by something else during the run")
-            length *= 8
+        try:
+            with open(self.descriptor, "rb", closefd=False) as file:
+                file.seek(offset)
+                line = file.readline()
+        except OSError as error:
+            raise self._output_error(error) from error
+        if not line.endswith(b"\n"):
+            raise OutputError(f"{self.path}: was changed by something else during the run")
+        return line
 
     def sync(self) -> None:
         """Put on disk what was written; without effect on pipes and terminals.
@@ -195,7 +192,6 @@ class OutputFile:
         if self.is_regular:
             with contextlib.suppress(OSError):
                 os.ftruncate(self.descriptor, self.size)
-                os.lseek(self.descriptor, self.size, os.SEEK_SET)
                 self._torn = False
 
     def _output_error(self, error: OSError) -> OutputError:
