@@ -61,9 +61,8 @@ class GenerationOutput:
 class Request:
     """The state of one request inside the engine. Scheduler and cache change it, nobody else.
 
-    The cache sets `num_slots` and `packed_tokens`, and at an admission `num_computed_tokens`,
-    `num_settled_tokens` and `settled_step`, since it knows what need not be computed. All else is
-    the scheduler's.
+    The cache sets `num_slots`, and at an admission `num_computed_tokens`, `num_settled_tokens` and
+    `settled_step`, since it knows what need not be computed. All else is the scheduler's.
 
     There is no prefill phase and no decode phase: `num_computed_tokens` (keys and values in the
     cache) chases `num_tokens` (tokens known or being sampled). Invariants: 0 <= num_computed_tokens
@@ -103,14 +102,14 @@ class Request:
     num_lost_tokens: int = field(default=0, init=False)
     """Tokens that were computed when it was preempted."""
     num_preemptions: int = field(default=0, init=False)
+    has_waited: bool = field(default=False, init=False)
+    """Whether it was passed over for a prefix that another request computed."""
     max_tokens: int = field(default=0, init=False)
     """Most tokens of prompt and answer together; set when the scheduler takes it."""
     expected_blocks: int = field(default=0, init=False)
     """Blocks of the cache that its whole length is expected to take."""
     stop_checker: StopChecker | None = field(default=None, init=False)
     """Looks for its stop strings; None if it has none, or without a tokenizer."""
-    packed_tokens: bytes | None = field(default=None, init=False)
-    """Its known tokens as the prefix cache compares them; None if not packed."""
     created_time: float = field(default_factory=time.perf_counter, init=False)
     started_time: float = field(default=-1.0, init=False)
     finished_time: float = field(default=-1.0, init=False)

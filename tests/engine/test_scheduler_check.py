@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cbgen.engine.cache.prefix import TOKEN_BYTES
 from cbgen.engine.scheduler.policies import FifoScheduler, PrefillFirstScheduler
 from cbgen.engine.scheduler.scheduler import Scheduler
 from tests.helpers.engine import make_request, make_scheduler, take_step
@@ -26,13 +27,13 @@ def test_check_finds_a_lost_row(scheduler):
 
 
 def test_check_finds_a_request_that_neither_waits_nor_runs(scheduler):
-    scheduler._waiting.popitem()
+    scheduler._waiting.remove(next(iter(scheduler._waiting)))
     with pytest.raises(AssertionError, match="neither waiting nor admitted"):
         scheduler.check()
 
 
 def test_check_finds_a_request_that_waits_and_runs(scheduler):
-    scheduler._waiting["a"] = scheduler._active["a"]
+    scheduler._waiting.add(scheduler._active["a"])
     with pytest.raises(AssertionError, match="or both"):
         scheduler.check()
 
@@ -64,6 +65,40 @@ def test_check_finds_a_lost_count_of_pending_tokens(scheduler):
 def test_check_finds_a_wrong_sum_of_expected_blocks(scheduler):
     scheduler._admission.expected_blocks += 1
     with pytest.raises(AssertionError, match="expected blocks are not those of the admitted"):
+        scheduler.check()
+
+
+def test_check_finds_a_waiting_request_that_nobody_would_look_at(scheduler):
+    scheduler._waiting._ready.clear()
+    with pytest.raises(AssertionError, match="a request that waits is lost, or stands twice"):
+        scheduler.check()
+
+
+def test_check_finds_a_waiting_request_that_stands_twice_in_the_queue(scheduler):
+    scheduler._waiting._ready.append((9, scheduler._waiting.first()))
+    with pytest.raises(AssertionError, match="a request that waits is lost, or stands twice"):
+        scheduler.check()
+
+
+def test_check_finds_pages_that_are_kept_of_a_request_that_runs():
+    scheduler = make_scheduler(shares_prefixes=True)
+    scheduler.add(make_request("a", 5))
+    take_step(scheduler)
+    scheduler._cache.match(scheduler._active["a"], 2)
+    with pytest.raises(AssertionError, match=r"requests that do not wait: \['a'\]"):
+        scheduler.check()
+
+
+def test_check_finds_a_kept_page_with_other_tokens():
+    scheduler = make_scheduler(shares_prefixes=True, max_requests=1)
+    for name in "ab":
+        scheduler.add(make_request(name, 9))
+    take_step(scheduler)
+    waiting = scheduler._waiting.first()
+    scheduler._cache.match(waiting, 2)
+    scheduler.check()
+    scheduler._cache._search._found[waiting].tokens = bytes(9 * TOKEN_BYTES)
+    with pytest.raises(AssertionError, match="page 0 of b is not found"):
         scheduler.check()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cbgen.engine.scheduler.builder import BatchBuilder
 from tests.helpers.engine import make_request, scheduled_ids
 from tests.helpers.shadow_run import ShadowRun, text
 
@@ -84,6 +85,54 @@ def test_what_waits_for_a_cancelled_request_computes_the_prefix_itself():
     run.scheduler.cancel("a")
     (item,) = run.step().requests
     assert (item.request_id, item.start, item.num_tokens) == ("same", 40, 40)
+
+
+def test_a_request_that_is_cancelled_while_it_waits_for_a_prefix_is_gone():
+    run = ShadowRun(page_size=16)
+    run.add(
+        make_request("a", text(1, 10), max_new_tokens=5),
+        make_request("same", [*text(1, 10), 2]),
+    )
+    run.step()
+    run.scheduler.cancel("same")
+    run.scheduler.check()
+    run.add(make_request("same", [*text(1, 10), 3], max_new_tokens=5))
+    assert scheduled_ids(run.step()) == ["a", "same"]
+    assert len(run.finish()) == 3
+
+
+def test_what_waits_for_a_request_that_is_preempted_is_woken():
+    run = ShadowRun(page_size=16)
+    for number in (2, 3):
+        prompt = [*text(1, 10), number]
+        run.add(make_request(f"with {number}", prompt, max_new_tokens=5))
+    assert scheduled_ids(run.step()) == ["with 2"]
+    run.scheduler._preempt(run.scheduler._active["with 2"], BatchBuilder(2, 256))
+    run.scheduler.check()
+    assert scheduled_ids(run.step()) == ["with 2", "with 3"]
+    assert len(run.finish()) == 2
+
+
+def test_requests_in_a_line_wait_once_and_then_compute_an_eighth_of_a_step_twice():
+    """Each continues the one before it by 2 tokens, which is 8 tokens of 64 in a step: 2 + 4."""
+    run = ShadowRun(page_size=16, num_blocks=64, max_batch_tokens=64, max_requests=32)
+    whole = text(1, 15)
+    for end in (1, 3, 5, 7, 9, 11, 13, 15):
+        run.add(make_request(str(end), whole[:end], max_new_tokens=9))
+    steps = [scheduled_ids(run.step()) for _ in range(4)]
+    assert steps[0] == ["1"]
+    assert steps[1][1:] == ["3", "5", "7"]
+    assert steps[2][4:] == ["9", "11", "13"]
+    assert steps[3][7:] == ["15"]
+
+
+def test_whoever_has_waited_waits_again_for_many_tokens():
+    run = ShadowRun(page_size=256, num_blocks=64, max_batch_tokens=256, max_requests=32)
+    whole = text(1, 140)
+    for end in (20, 80, 140):
+        run.add(make_request(str(end), whole[:end], max_new_tokens=9))
+    assert [scheduled_ids(run.step())[-1] for _ in range(3)] == ["20", "80", "140"]
+    assert run.stats.num_computed_tokens == 140 + 2 + 1
 
 
 @pytest.mark.parametrize("count", [2, 5])

@@ -6,14 +6,15 @@ layer group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from cbgen.engine.cache.block_pool import BlockPool
 from cbgen.engine.cache.host_pool import HostCopy, HostPool
 from cbgen.engine.cache.prefix import PrefixMatch, PrefixNode, PrefixTree
+from cbgen.engine.cache.search import PrefixSearch
 from cbgen.engine.cache.shape import CacheShape
-from cbgen.engine.cache.tables import BlockSequence, BlockTables, check_sequences, packed_tokens
+from cbgen.engine.cache.tables import BlockSequence, BlockTables, check_sequences
 from cbgen.engine.request import Request
 from cbgen.engine.step import BlockCopy, BlockSwap, NewBlocks
 
@@ -44,12 +45,13 @@ class KVCache:
             shape.num_pool_blocks, on_evict=lambda block: self._tree.evicted(block)
         )
         self._tree = PrefixTree(self.pool, shape)
+        self._search = PrefixSearch(self._tree, shape)
         self._tables = BlockTables(self.pool, self._tree, shape)
         self._host = HostPool(shape.num_host_blocks)
         self._sequences: dict[str, BlockSequence] = {}
 
     def match(self, request: Request, step: int) -> PrefixMatch:
-        """Return what the prefix cache has of a waiting request's tokens.
+        """Return what the prefix cache has of a waiting request's tokens; what it found is kept.
 
         Args:
             request: not admitted.
@@ -59,7 +61,7 @@ class KVCache:
             return PrefixMatch()
         # Beyond whole pages, the host pool has what a preempted request needs.
         has_tail = self._host.find(request.request_id) is None
-        return self._tree.match(request, packed_tokens(request), step, has_tail=has_tail)
+        return self._search.match(request, step, has_tail=has_tail)
 
     def can_admit(self, request: Request, match: PrefixMatch) -> bool:
         """Whether `admit` would succeed."""
@@ -94,7 +96,7 @@ class KVCache:
             target.copied = (step, match.tail_tokens, match.source_blocks or list(target.blocks))
             copies = self._copies(target, match)
         swaps = [] if host_copy is None else _swaps_in(sequence, host_copy, fresh)
-        self._host.free(request.request_id)
+        self.forget(request)
         self._tables.index(request, sequence, request.num_known_tokens)
         return Placement(blocks, copies, swaps)
 
@@ -139,7 +141,6 @@ class KVCache:
         if keep:
             self._tables.index(request, sequence, num_tokens)
         request.num_slots = 0
-        request.packed_tokens = None
         for node in reversed(sequence.nodes):
             if node.owner is request:
                 node.owner = None
@@ -149,9 +150,10 @@ class KVCache:
             node.num_users -= 1
             self._tree.drop_if_useless(node)
 
-    def forget(self, request_id: str) -> None:
-        """Give up what a request has in the host pool."""
-        self._host.free(request_id)
+    def forget(self, request: Request) -> None:
+        """Give up what a request that waited has in the host pool, and what was found of it."""
+        self._host.free(request.request_id)
+        self._search.forget(request)
 
     def reset_prefixes(self) -> None:
         """Forget all prefixes, for instance because the weights have changed.
@@ -171,12 +173,12 @@ class KVCache:
         held = () if sequence is None else sequence.held()
         return tuple(block for (_, holder), block in held if holder == group)
 
-    def check(self, active: Iterable[Request], waiting: Iterable[str]) -> None:
+    def check(self, active: Iterable[Request], waiting: Sequence[Request]) -> None:
         """Recompute everything from scratch and compare.
 
         Args:
             active: the admitted requests.
-            waiting: ids of requests that wait for admission.
+            waiting: the requests that wait for admission.
 
         Raises:
             AssertionError: a count, a table, the tree or a free list is wrong.
@@ -184,7 +186,8 @@ class KVCache:
         check_sequences(self._sequences, list(active), self.shape)
         held = ([block for _, block in seq.held()] for seq in self._sequences.values())
         self.pool.check(held, self._tree.check())
-        self._host.check(waiting)
+        self._host.check(request.request_id for request in waiting)
+        self._search.check(waiting)
 
     def _start(self, request: Request, match: PrefixMatch) -> tuple[HostCopy | None, int]:
         """Return the host copy that a request goes on from, if any, and its computed tokens."""

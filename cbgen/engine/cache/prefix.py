@@ -1,4 +1,4 @@
-"""The prefix cache: a tree over blocks, searched by token ids, and what a request finds in it.
+"""The prefix cache: a tree over blocks, ordered by token ids. `search` finds requests in it.
 
     root -- [tokens of the first page] -- [second page] -- ...
                                        `- [second page of another prompt]
@@ -20,6 +20,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
+from typing import NamedTuple
 
 from cbgen.engine.cache.block_pool import BlockPool
 from cbgen.engine.cache.shape import CacheShape
@@ -70,11 +71,14 @@ class PrefixNode:
 
     def closest(self, tokens: bytes) -> tuple[PrefixNode | None, int]:
         """Return the child with the longest common run with packed tokens, and its token count."""
-        place = bisect_left(self._keys, tokens)
+        keys = self._keys
+        place = bisect_left(keys, tokens)
+        if place < len(keys) and keys[place] == tokens:  # most pages of a long prefix
+            return self.children[place], len(tokens) // TOKEN_BYTES
         best, longest = None, 0
         for index in (place, place - 1):
-            if 0 <= index < len(self._keys):
-                length = common_run(self._keys[index], tokens)
+            if 0 <= index < len(keys):
+                length = common_run(keys[index], tokens)
                 if length > longest:
                     best, longest = self.children[index], length
         return best, longest
@@ -132,6 +136,19 @@ def common_run(first: bytes, second: bytes) -> int:
     return low
 
 
+class AwaitedPrefix(NamedTuple):
+    """More of a request's tokens, which another request is computing."""
+
+    owner: Request
+    """The request that computes them."""
+    admission: int
+    """Number of the owner's admission; preempted, it computes them no more."""
+    num_tokens: int
+    """Tokens of the owner that must have been stored before the step that uses them."""
+    num_saved: int
+    """Tokens that need not be computed by a request that waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """The longest usable beginning of a request; empty if there is none."""
@@ -144,8 +161,13 @@ class PrefixMatch:
     """How many tokens of it are wanted."""
     source_blocks: list[int] = field(default_factory=list)
     """Blocks of each group to copy them from; empty if the request goes on in the tail itself."""
-    must_wait: bool = False
-    """More is being computed right now by another request, and can be used in a later step."""
+    awaited: AwaitedPrefix | None = None
+    """More that is being computed right now and can be used in a later step."""
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether a later step finds more."""
+        return self.awaited is not None
 
     @property
     def shared(self) -> list[PrefixNode]:
@@ -177,45 +199,9 @@ class PrefixTree:
 
     def __init__(self, pool: BlockPool, shape: CacheShape) -> None:
         self._pool = pool
-        self._shape = shape
-        self._page_size = shape.page_size
         self._full_groups = [group for group, span in enumerate(shape.spans) if span.is_full]
-        self._windows = [(g, span) for g, span in enumerate(shape.spans) if not span.is_full]
-        # Below this many tokens, copying the pages of every layer costs more than it saves.
-        self._least_copy = max(1, shape.page_size // 16)
         self.root = PrefixNode(None, len(shape.spans), None)
         self.node_of: list[PrefixNode] = [self.root] * pool.num_blocks
-
-    def match(
-        self, request: Request, tokens: bytes, step: int, *, has_tail: bool = True
-    ) -> PrefixMatch:
-        """Return the longest usable beginning of a request's packed tokens.
-
-        At least one token is left to compute: its logits are wanted. What must have been stored
-        when is explained at each step.
-
-        Args:
-            request: not admitted.
-            tokens: its known tokens, packed.
-            step: number of the step that is being scheduled.
-            has_tail: whether a part of a page is of use, too.
-        """
-        page_size, limit = self._page_size, request.num_tokens - 1
-        nodes: list[PrefixNode] = []
-        parent = self.root
-        while True:
-            begin = len(nodes) * page_size
-            query = tokens[begin * TOKEN_BYTES : (begin + page_size) * TOKEN_BYTES]
-            child, run = parent.closest(query)
-            run = min(run, limit - begin)
-            # A whole block may be shared in the very step that computes it: in each layer, keys
-            # and values of all tokens are written before any of them attends.
-            if child is None or run < page_size or self._stored(child) < page_size:
-                break
-            nodes.append(child)
-            parent = child
-        found = self._with_tail(nodes, child, run, step) if has_tail else PrefixMatch(nodes)
-        return self._cut_to_windows(found) if self._windows else found
 
     def place(self, node: PrefixNode, tokens: bytes) -> bool:
         """Put a node into the tree under these tokens, or keep it as it is if that cannot be.
@@ -305,65 +291,3 @@ class PrefixTree:
             if block >= 0 and self._pool.is_free(block):
                 self._pool.discard(block)
                 node.blocks[group] = -1
-
-    def _with_tail(
-        self, nodes: list[PrefixNode], child: PrefixNode | None, run: int, step: int
-    ) -> PrefixMatch:
-        if child is None or run <= 0:
-            return PrefixMatch(nodes)
-        length = len(child.tokens) // TOKEN_BYTES
-        is_left = child.owner is None and child.num_users == 0
-        if is_left and run == length < self._page_size:
-            return PrefixMatch(nodes, child, run)
-        if run < self._least_copy:
-            return PrefixMatch(nodes)
-        # Copies run before the step's tokens do, so the source must be from an earlier step.
-        settled, blocks = self._settled(child, step)
-        if run - settled >= self._least_copy:
-            return PrefixMatch(nodes, must_wait=True)
-        run = min(run, settled)  # a step is not worth a few tokens more
-        if run < self._least_copy:
-            return PrefixMatch(nodes)
-        return PrefixMatch(nodes, child, run, list(blocks))
-
-    def _cut_to_windows(self, found: PrefixMatch) -> PrefixMatch:
-        """Shorten a match until windowed groups have all that its next token sees."""
-        nodes, tail = found.nodes, found.tail
-        tables = [node.blocks for node in nodes]
-        if tail is not None:
-            tables.append(found.source_blocks or tail.blocks)
-        num_tokens = found.num_tokens(self._shape)
-        while (gap := self._gap(tables, num_tokens)) is not None:
-            # Every shorter match that reaches beyond the gap sees it too.
-            num_tokens = gap * self._page_size
-        kept = num_tokens // self._page_size
-        if kept >= len(nodes) and num_tokens == found.num_tokens(self._shape):
-            return found
-        return PrefixMatch(nodes[:kept])
-
-    def _gap(self, tables: list[list[int]], num_tokens: int) -> int | None:
-        """Return the first logical block that the token after `num_tokens` misses."""
-        end = self._shape.num_pages(num_tokens)
-        for group, span in self._windows:
-            for index in range(span.first_key(num_tokens) // self._page_size, end):
-                if tables[index][group] < 0:
-                    return index
-        return None
-
-    def _stored(self, node: PrefixNode) -> int:
-        """Return how many tokens of a node are in the cache once the running step is over."""
-        length = len(node.tokens) // TOKEN_BYTES
-        if node.owner is None:
-            return length
-        return min(length, node.owner.num_computed_tokens - node.index * self._page_size)
-
-    def _settled(self, node: PrefixNode, step: int) -> tuple[int, Sequence[int]]:
-        """Return how many tokens of a node were stored before a step, and in which blocks."""
-        copied_in, num_copied, blocks = node.copied
-        if copied_in == step:
-            return num_copied, blocks
-        length = len(node.tokens) // TOKEN_BYTES
-        if node.owner is None:
-            return length, node.blocks
-        settled = node.owner.settled_tokens(step) - node.index * self._page_size
-        return min(length, settled), node.blocks

@@ -5,6 +5,7 @@ Groups with a window hold blocks from the window on and give back those behind i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -55,13 +56,6 @@ class BlockSequence:
             for group, block in enumerate(node.blocks)
             if self.first[group] <= node.index < self.end[group]
         ]
-
-
-def packed_tokens(request: Request) -> bytes:
-    """Return the known tokens of a waiting request, packed once while they do not change."""
-    if request.packed_tokens is None:
-        request.packed_tokens = pack_tokens([*request.prompt_ids, *request.generated_tokens])
-    return request.packed_tokens
 
 
 def packed_range(request: Request, begin: int, end: int) -> bytes:
@@ -230,8 +224,14 @@ class BlockTables:
         return blocks
 
     def _num_in_use(self, nodes: Sequence[PrefixNode], group: int) -> int:
-        blocks = (node.blocks[group] for node in nodes)
-        return sum(block >= 0 and not self._pool.is_free(block) for block in blocks)
+        """Return how many of some nodes in a row have a block that somebody holds."""
+
+        def is_free(node: PrefixNode) -> bool:
+            return node.blocks[group] < 0 or self._pool.is_free(node.blocks[group])
+
+        if self._spans[group].is_full:  # who holds a block holds all before it
+            return bisect_left(nodes, True, key=is_free)
+        return sum(not is_free(node) for node in nodes)
 
     def _horizon(self, group: int, first: int, num_tokens: int) -> int:
         """Return where the blocks that are held from logical block `first` on end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from cbgen.engine.cache.kv_cache import KVCache
@@ -157,8 +158,8 @@ class Admission:
         """Whether a request may be admitted now; alone, whatever it is expected to need."""
         cache = self._cache
         # What others have in use already is counted with them. A prompt holds more in groups with a
-        # window, but not for long: `can_admit` looks at that.
-        shared = sum(node.num_users > 0 for node in match.nodes)
+        # window, but not for long: `can_admit` looks at that. Who uses a page uses all before it.
+        shared = bisect_left(match.nodes, True, key=lambda node: node.num_users == 0)
         num_tokens = self.expectation.num_tokens(request) - 1
         request.expected_blocks = cache.shape.lasting_blocks(num_tokens, shared)
         if not is_alone:

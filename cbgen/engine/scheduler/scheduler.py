@@ -15,10 +15,8 @@ A request that has been scheduled in a step is not preempted in it: others may u
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 from cbgen.engine.cache.kv_cache import KVCache
 from cbgen.engine.cache.prefix import PrefixMatch
@@ -27,12 +25,14 @@ from cbgen.engine.plan import EnginePlan
 from cbgen.engine.request import FinishReason, Request, RequestStatus
 from cbgen.engine.scheduler.admission import Admission, outgrown, refusal, token_limit
 from cbgen.engine.scheduler.builder import BatchBuilder
-from cbgen.engine.scheduler.waiting import UnfinishedRequests
+from cbgen.engine.scheduler.waiting import UnfinishedRequests, WaitingQueue
 from cbgen.engine.step import SampledTokens, ScheduledBatch, StepResult
 from cbgen.errors import RowError
 
 _MOST_SKIPPED = 64
 """Requests that may be passed over in one step because a prefix of theirs is being computed."""
+_MOST_TWICE = 0.125
+"""Share of a step's tokens that may be computed twice, by requests that have waited once."""
 _NON_FINITE = (
     "the model gave logits that are not finite numbers; float16 overflows with some models: "
     "set model.dtype to bfloat16 or float32"
@@ -53,7 +53,7 @@ class Scheduler(ABC):
         self._plan = plan
         self._cache_tokens = plan.cache.max_tokens  # read for every token
         self._observer = observer
-        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._waiting = WaitingQueue()
         self._active: dict[str, Request] = {}
         self._unfinished: UnfinishedRequests[Request] = UnfinishedRequests()
         self._finished: list[Request] = []
@@ -78,7 +78,7 @@ class Scheduler(ABC):
             return
         request.max_tokens = token_limit(request, self._plan)
         self._unfinished.add(request)
-        self._waiting[request.request_id] = request
+        self._waiting.add(request)
 
     def cancel(self, request_id: str) -> None:
         """End a request and its other samples now; unknown and finished ids are ignored."""
@@ -156,7 +156,8 @@ class Scheduler(ABC):
         """
         active, waiting = list(self._active.values()), list(self._waiting)
         self._cache.check(active, waiting)
-        self._unfinished.check([*waiting, *self._active])
+        self._waiting.check()
+        self._unfinished.check([*(request.request_id for request in waiting), *self._active])
         self._admission.check(active)
         rows = sorted([*self._free_rows, *(request.row for request in active)])
         if rows != list(range(self._plan.max_requests)):
@@ -198,22 +199,43 @@ class Scheduler(ABC):
                 builder.prefill(request, count)
 
     def _admit_waiting(self, builder: BatchBuilder) -> None:
-        rows = min(len(self._free_rows), builder.tokens_left)
-        count = rows + _MOST_SKIPPED if rows else 0
-        for request in list(islice(self._waiting.values(), count)):
-            if builder.tokens_left == 0 or not self._free_rows:
+        """Admit requests in order, as far as rows, tokens and blocks are left.
+
+        One whose prefix is being computed is passed over until it is stored: to wait for it once
+        costs no more than a step. But where each of many prompts continues the one before it, each
+        would wait for its neighbour, step after step, and one be admitted in each. So a request
+        that has waited computes the tokens itself if they are few: a step computes a small share of
+        its tokens twice, and the line moves by as many requests as that allows.
+        """
+        if builder.tokens_left == 0 or not self._free_rows:
+            return
+        self._waiting.wake(builder.step)
+        most_twice = int(_MOST_TWICE * self._plan.max_batch_tokens)
+        num_skipped = 0
+        while builder.tokens_left and self._free_rows:
+            request = self._waiting.first()
+            if request is None:
                 return
             match = self._cache.match(request, builder.step)
-            if match.must_wait and self._active:
-                continue
+            awaited = match.awaited
+            if awaited is not None and self._active:
+                if request.has_waited and awaited.num_saved <= most_twice:
+                    most_twice -= awaited.num_saved
+                elif num_skipped < _MOST_SKIPPED:
+                    num_skipped += 1
+                    request.has_waited = True
+                    self._waiting.hold(awaited)
+                    continue
+                else:
+                    return
             if not self._admission.fits(request, match, is_alone=not self._active):
                 return
+            self._waiting.pop()
             self._admit(request, match, builder)
             self._prefill(builder, (request,))
 
     def _admit(self, request: Request, match: PrefixMatch, builder: BatchBuilder) -> None:
         self._num_admissions += 1
-        del self._waiting[request.request_id]
         self._active[request.request_id] = request
         self._admission.add(request)
         request.admit(self._free_rows.pop(), self._num_admissions)
@@ -253,8 +275,7 @@ class Scheduler(ABC):
             self._observer.preempted(request.row, request.num_computed_tokens)
         self._release(request)
         request.preempt()
-        self._waiting[request.request_id] = request
-        self._waiting.move_to_end(request.request_id, last=False)
+        self._waiting.add_first(request)
 
     def _append(self, request: Request, sampled: SampledTokens) -> None:
         """Append tokens until one ends the request."""
@@ -307,8 +328,8 @@ class Scheduler(ABC):
             # Keys and values of a model that gave no numbers are of no use to others.
             self._release(request, keep=reason is not FinishReason.ERROR)
         else:
-            del self._waiting[request.request_id]
-            self._cache.forget(request.request_id)
+            self._waiting.remove(request)
+            self._cache.forget(request)
         self._unfinished.remove(request)
         self._finished.append(request)
 
