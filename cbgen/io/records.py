@@ -95,13 +95,9 @@ def records_from(
     """Yield one Record for each line that is not blank, or that could not be read."""
     index = first_index
     for number, line in enumerate(lines, 1):
-        if isinstance(line, RowError):
-            yield _failed_record(index, number, source, line, content_digest(line.code.encode()))
-        elif not line.strip(_WHITE_SPACE):
-            continue
-        else:
+        if isinstance(line, RowError) or line.strip(_WHITE_SPACE):
             yield _read_record(index, number, source, line)
-        index += 1
+            index += 1
 
 
 def record_of(row: Mapping[str, Any], *, index: int, source: str) -> Record:
@@ -109,11 +105,11 @@ def record_of(row: Mapping[str, Any], *, index: int, source: str) -> Record:
 
     Its line number is the index + 1. A row without a JSON form becomes an error record.
     """
+    line: bytes | RowError
     try:
         line = json.dumps(row if isinstance(row, dict) else dict(row)).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        message = f"{source}:{index + 1}: the row has no JSON form: {error}"
-        return Record(index, index + 1, source, None, None, RowError("not_json", message))
+        line = RowError("not_json", f"the row has no JSON form: {error}")
     return _read_record(index, index + 1, source, line)
 
 
@@ -122,32 +118,37 @@ def _skip_line(stream: BinaryIO) -> None:
         pass
 
 
-def content_digest(line: bytes) -> bytes:
-    """Return the `digest` of a record that stands on this line."""
-    return hashlib.blake2b(line.strip(_WHITE_SPACE), digest_size=8).digest()
-
-
-def _read_record(index: int, number: int, source: str, line: bytes) -> Record:
-    digest = content_digest(line)
-    bad_line: RowError | None = None
+def _read_record(index: int, number: int, source: str, line: bytes | RowError) -> Record:
+    columns: dict[str, Any] | None = None
+    row_id: str | int | None = None
+    error: RowError | None = None
     try:
+        if isinstance(line, RowError):
+            raise line
         columns = decode_row(line)
-    except RowError as error:
-        if error.code != "nested_too_deeply":
-            return _failed_record(index, number, source, error, digest)
-        columns = shallow_columns(line)
-        bad_line = RowError(error.code, f"{source}:{number}: {error.message}")
-    row_id = columns.get("id", index)
-    if row_id is None:
-        row_id = index
-    elif not isinstance(row_id, str | int) or isinstance(row_id, bool):
-        message = f"{source}:{number}: id must be a string or an integer, got {show(row_id)}"
-        row_id, bad_line = None, RowError("invalid_id", message)
+    except RowError as failure:
+        error = failure
+        if isinstance(line, bytes) and error.code == "nested_too_deeply":
+            columns = shallow_columns(line)
+    if columns is not None:
+        given = columns.get("id")
+        if isinstance(given, str | int) and not isinstance(given, bool):
+            row_id = given
+        elif given is None:
+            row_id = index
+        else:
+            message = f"id must be a string or an integer, got {show(given)}"
+            error = RowError("invalid_id", message)
+    if error is not None:
+        error = RowError(error.code, f"{source}:{number}: {error.message}")
+    content = line.code.encode() if isinstance(line, RowError) else line.strip(_WHITE_SPACE)
     return Record(
-        index, number, source, row_id, columns, bad_line, digest=digest, num_bytes=len(line)
+        index,
+        number,
+        source,
+        row_id,
+        columns,
+        error,
+        digest=hashlib.blake2b(content, digest_size=8).digest(),
+        num_bytes=0 if columns is None else len(content),
     )
-
-
-def _failed_record(index: int, number: int, source: str, error: RowError, digest: bytes) -> Record:
-    placed = RowError(error.code, f"{source}:{number}: {error.message}")
-    return Record(index, number, source, None, None, placed, digest=digest)

@@ -16,7 +16,7 @@ from cbgen.errors import StoppedEarly, UsageError
 from cbgen.io.input_files import refuse_remote_output
 from cbgen.io.json_values import encode_row
 from cbgen.io.output.finished_rows import FinishedRows, holds_rows
-from cbgen.io.output.output_file import ClosedOutput, is_device, refuse_same_file
+from cbgen.io.output.output_file import ClosedOutput, is_stream_output, refuse_same_file
 from cbgen.io.output.run_file import RunFile
 from cbgen.io.output.writer import RowWriter
 from cbgen.io.records import Record
@@ -218,15 +218,11 @@ def _check_output(options: JobOptions) -> None:
         return
     if options.overwrite:
         raise UsageError("--resume goes on with an output and --overwrite replaces it; give one")
-    if _is_stream(options.output):
+    if is_stream_output(options.output):
         raise UsageError("--resume needs an output file: -o FILE; what a pipe got is gone")
 
 
 def _open_run(recipe: Recipe, options: JobOptions) -> RunFile | None:
-    if _is_stream(options.output):
+    if is_stream_output(options.output):
         return None
     return RunFile.open(options.output, header_of(recipe, options))
-
-
-def _is_stream(output: str) -> bool:
-    return output in ("-", "/dev/stdout") or is_device(output)

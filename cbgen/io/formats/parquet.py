@@ -24,7 +24,7 @@ from cbgen.io.output.output_file import (
     NOT_OPEN,
     OutputFile,
     in_chunks,
-    is_device,
+    is_stream_output,
     refuse_path,
     replacement_of,
     sync_folder,
@@ -263,7 +263,7 @@ class TableFile(OutputFile):
         """
         load_arrow()
         refuse_path(path, overwrite=overwrite)
-        if is_device(path):
+        if is_stream_output(path):
             raise UsageError(f"{path}: parquet needs a file; use another suffix for a pipe")
         return cls(path, NOT_OPEN, created=False)
 

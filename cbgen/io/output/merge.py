@@ -21,7 +21,7 @@ from cbgen.io.input_files import ReopenedFile, is_remote, open_remote, refuse_re
 from cbgen.io.inputs import Shard, find_inputs
 from cbgen.io.output.output_file import (
     OutputFile,
-    is_device,
+    is_stream_output,
     journal_path,
     refuse_same_file,
     replace_file,
@@ -100,9 +100,8 @@ def merge_shards(output: str, shards: Sequence[str], *, overwrite: bool = False)
         report = MergeReport(len(names), absent_shards=absent_shards)
         return _checked_lines(names, num_records, report)
 
-    if output in ("-", "/dev/stdout") or is_device(output):
-        path = "-" if output == "/dev/stdout" else output
-        OutputFile.open(path, overwrite=False).write_all(lines)
+    if is_stream_output(output):
+        OutputFile.open(output, overwrite=False).write_all(lines)
         return report
     stem, suffix = os.path.splitext(output)
     file = format_of_name(output).open_output(f"{stem}.merging{suffix}", True)
@@ -207,7 +206,7 @@ def _absent_shards(headers: Sequence[RunHeader]) -> list[str]:
 
 def _refuse_output(output: str, names: Sequence[str], *, overwrite: bool) -> None:
     refuse_remote_output(output)
-    if os.path.lexists(output) and not overwrite and not is_device(output):
+    if os.path.lexists(output) and not overwrite and not is_stream_output(output):
         raise UsageError(f"{output}: already exists; use --overwrite, or choose another output")
     for name in names:
         if name == "-":

@@ -21,6 +21,7 @@ NEW = ".new"
 """Ends the name of a file that is about to replace another one."""
 
 _STDOUT = 1
+_STDOUT_NAMES = ("-", "/dev/stdout")
 NOT_OPEN = -1
 """The descriptor of an output that is not open, or not any more."""
 _CHUNK_BYTES = 2**20
@@ -46,7 +47,7 @@ class OutputFile:
 
     def __init__(self, path: str, descriptor: int, *, created: bool) -> None:
         self.path = path
-        self.is_regular = path != "-" and not is_device(path)
+        self.is_regular = not is_stream_output(path)
         self.size = 0
         """Bytes of whole lines written."""
         self.descriptor = descriptor
@@ -61,12 +62,12 @@ class OutputFile:
         Raises:
             UsageError: the file exists and `overwrite` is false, or it cannot be written.
         """
-        if path == "-":
-            return cls(path, _STDOUT, created=False)
+        if path in _STDOUT_NAMES:
+            return cls("-", _STDOUT, created=False)
         refuse_path(path, overwrite=overwrite)
         created = not os.path.lexists(path)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if created else 0)
-        if is_device(path):
+        if is_stream_output(path):
             flags = os.O_WRONLY
         try:
             return cls(path, os.open(path, flags, _FILE_MODE), created=created)
@@ -311,16 +312,16 @@ def refuse_path(path: str, *, overwrite: bool) -> None:
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise UsageError(f"the folder {folder} does not exist; create it first")
-    if os.path.lexists(path) and not overwrite and not is_device(path):
+    if os.path.lexists(path) and not overwrite and not is_stream_output(path):
         raise UsageError(
             f"{path}: already exists; use --resume to go on with it, --overwrite to replace it, or "
             "choose another output"
         )
 
 
-def is_device(path: str) -> bool:
-    """Whether a path is a pipe or a device, which has nothing to overwrite."""
-    return os.path.exists(path) and not os.path.isfile(path)
+def is_stream_output(path: str) -> bool:
+    """Whether an output is stdout, a pipe or a device, which have nothing to overwrite."""
+    return path in _STDOUT_NAMES or (os.path.exists(path) and not os.path.isfile(path))
 
 
 def _write_fully(descriptor: int, data: bytes) -> None:

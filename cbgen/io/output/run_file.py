@@ -72,7 +72,6 @@ class RunFile:
         self.path = path
         self._header = header
         self._file = file
-        self._locked: OutputFile | None = None  # a replaced file, whose lock lasts to the end
         self._noted = bytearray()
         self._noting = threading.Lock()
         self._has_begun = False
@@ -143,8 +142,8 @@ class RunFile:
             self._draft.sync()
             _lock(self._draft.descriptor, self.path)
             replace_file(self._draft.path, self.path)
-            self._draft.path = self.path
-            self._locked, self._file, self._draft = self._file, self._draft, None
+            self._file.take_over(self._draft)
+            self._draft = None
         elif self.previous is None:
             self._file.cut()
             self._file.append(_header_line(self._header))
@@ -187,9 +186,7 @@ class RunFile:
 
     def close(self) -> None:
         """Close and unlock the file, and leave it."""
-        for file in (self._file, self._locked):
-            if file is not None:
-                file.close()
+        self._file.close()
         if self._draft is not None:
             self._draft.remove()
 

@@ -55,7 +55,7 @@ class RowWriter:
         finished: FinishedRows | None = None,
         run: RunFile | None = None,
     ) -> None:
-        self._path = "-" if path == "/dev/stdout" else path
+        self._path = path
         self._order = order
         self._finished = finished
         self._run = run
