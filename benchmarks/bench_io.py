@@ -25,7 +25,7 @@ SCRIPT = """
 import gc, json, os, sys, time
 from contextlib import contextmanager
 
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.job.gc_pauses import gc_ignores_existing_objects
 from cbgen.job.options import JobOptions
 import cbgen.job.open_job as open_job
@@ -36,7 +36,7 @@ from tests.helpers.jobs import make_stub_job
 
 source, target = sys.argv[1:]
 recipe = recipe_from_mapping({"model": {"path": "stub"}})
-options = JobOptions(inputs=open_inputs([source]), output=target, overwrite=True)
+options = JobOptions(inputs=Inputs([source]), output=target, overwrite=True)
 
 def resident_bytes():
     with open("/proc/self/statm") as statm:

@@ -18,7 +18,7 @@ from cbgen.cli.console import Console, count, memory_size, one_line, percent
 from cbgen.cli.exits import ExitCode
 from cbgen.cli.logs import take_over_library_logs
 from cbgen.cli.summary import settings_lines
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.io.json_values import encode_value
 from cbgen.recipe.load import load_recipe
 
@@ -51,7 +51,7 @@ def plan_command(
     console: Console = context.obj
     console.quiet = quiet
     checked = load_recipe(recipe, set_values or ())
-    inputs = open_inputs(input_paths, limit=limit, shard=shard) if input_paths else None
+    inputs = Inputs(input_paths, limit=limit, shard=shard) if input_paths else None
     from cbgen.job.dry_run import plan_job  # loads torch, which takes seconds
 
     take_over_library_logs()

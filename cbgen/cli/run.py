@@ -16,7 +16,7 @@ from cbgen.cli.progress import ProgressMeter, job_display
 from cbgen.cli.stopping import Stopper, StopSignal
 from cbgen.cli.summary import describe_inputs, settings_lines, summary_lines, written_rows
 from cbgen.errors import CbgenError, EngineError, StoppedEarly, UsageError
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.io.output.output_file import journal_path
 from cbgen.job.options import JobOptions
 from cbgen.job.report.report_writer import ReportWriter
@@ -61,7 +61,7 @@ def run_command(
     if order is not None:
         overrides.append(f"output.order={order}")
     checked = load_recipe(recipe, overrides)
-    inputs = open_inputs(input_paths or ["-"], limit=limit, shard=shard)
+    inputs = Inputs(input_paths or ["-"], limit=limit, shard=shard)
     console.line(f"cbgen {__version__}: {recipe}, {describe_inputs(inputs)} -> {output_path}")
     options = JobOptions(
         inputs=inputs,

@@ -74,18 +74,26 @@ class Shard:
 
 
 class Inputs:
-    """Files whose records count as one sequence. Made by `open_inputs`.
+    """Files whose records count as one sequence.
+
+    What can be refused before anything is read is refused when it is made.
 
     Args:
-        names: the files, `-` for stdin.
+        patterns: paths, with or without wildcards; `-` is stdin.
         limit: records to take, counted before they are shared out; None = all.
-        shard: which of them this process takes.
+        shard: which of them this process takes; None = all.
+
+    Raises:
+        UsageError: a pattern matches nothing, a file is a folder, is named twice, cannot be opened,
+            or holds something else than its name says.
     """
 
     def __init__(
-        self, names: tuple[str, ...], *, limit: int | None = None, shard: Shard | None = None
+        self, patterns: Sequence[str], *, limit: int | None = None, shard: Shard | None = None
     ) -> None:
-        self.names = names
+        self.names = find_inputs(patterns)
+        for name in self.names:
+            check_input(name)
         self.limit = limit
         self.shard = shard or Shard()
 
@@ -127,26 +135,6 @@ class Inputs:
             for record in records_from(read_rows(name), name, first_index=next_index):
                 yield record
                 next_index = record.index + 1
-
-
-def open_inputs(
-    patterns: Sequence[str], *, limit: int | None = None, shard: Shard | None = None
-) -> Inputs:
-    """Find the inputs and refuse what can be refused before anything is read.
-
-    Args:
-        patterns: paths, with or without wildcards; `-` is stdin.
-        limit: records to take, counted before they are shared out; None = all.
-        shard: which of them this process takes; None = all.
-
-    Raises:
-        UsageError: a pattern matches nothing, a file is a folder, is named twice, cannot be opened,
-            or holds something else than its name says.
-    """
-    names = find_inputs(patterns)
-    for name in names:
-        check_input(name)
-    return Inputs(names, limit=limit, shard=shard)
 
 
 def find_inputs(patterns: Sequence[str]) -> tuple[str, ...]:

@@ -136,23 +136,16 @@ OUTPUT_FIELDS = frozenset(
 ALWAYS_PRESENT = ("index", *(field.name for field in FIELDS if field.option is None), "error")
 """The fields that every parquet file has a column for; `id` too, whose type depends on the rows."""
 
+_OF_SAMPLES: ColumnType = {field.name: field.type for field in FIELDS if field.is_of_sample}
 
-def _own_columns() -> dict[str, ColumnType]:
-    always = {field.name: field.type for field in FIELDS if field.option is None}
-    of_samples: ColumnType = {field.name: field.type for field in FIELDS if field.is_of_sample}
-    optional = sorted(
-        (field for field in FIELDS if field.option), key=lambda field: not field.is_of_sample
-    )
-    return {
-        "index": "int",
-        **always,
-        "choices": [of_samples],
-        **{field.name: field.type for field in optional},
-        "error": {"type": "text", "code": "text", "message": "text"},
-    }
-
-
-OWN_COLUMNS = _own_columns()
+OWN_COLUMNS: dict[str, ColumnType] = {
+    "index": "int",
+    **{field.name: field.type for field in FIELDS if field.option is None},
+    "choices": [_OF_SAMPLES],
+    **{field.name: field.type for field in FIELDS if field.option and field.is_of_sample},
+    **{field.name: field.type for field in FIELDS if field.option and not field.is_of_sample},
+    "error": {"type": "text", "code": "text", "message": "text"},
+}
 """The types of all fields but `id`, in the order of a parquet file's columns.
 
 Input columns come right after `index`.

@@ -10,7 +10,7 @@ from rich.console import Console
 from cbgen.cli import progress
 from cbgen.cli.progress import Progress, ProgressMeter, live_view, log_line
 from cbgen.engine.events import StepStats
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.job.report.statistics import JobStatistics
 
 
@@ -134,13 +134,13 @@ def test_rows_of_a_file_are_counted_ahead(tmp_path, statistics, content, limit, 
     path = tmp_path / "in.jsonl"
     path.write_bytes(content)
     meter = ProgressMeter(statistics, limit)
-    meter.count_rows(open_inputs([str(path)])).join()
+    meter.count_rows(Inputs([str(path)])).join()
     assert meter.read().rows_left == left
 
 
 def test_what_is_no_file_is_not_counted(statistics):
     meter = ProgressMeter(statistics)
-    meter.count_rows(open_inputs(["-"])).join()
+    meter.count_rows(Inputs(["-"])).join()
     assert meter.read().rows_left is None
 
 

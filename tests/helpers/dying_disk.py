@@ -23,7 +23,6 @@ _SIZES = {
     "cbgen.io.formats.parquet.ROW_GROUP_BYTES": 2000,
     "cbgen.io.output.writer.COMPACT_BYTES": 400,
     "cbgen.io.output.writer.DRAIN_BYTES": 500,
-    "cbgen.io.output.writer._CHUNK_BYTES": 200,
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.io.records import Record
 from cbgen.job.options import JobOptions
 from cbgen.job.report.statistics import JobStatistics
@@ -55,7 +55,7 @@ def run_small(
     statistics = JobStatistics()
     limit, shard = options.pop("limit", None), options.pop("shard", None)
     job_options = JobOptions(
-        inputs=open_inputs([str(source)], limit=limit, shard=shard), output=str(output), **options
+        inputs=Inputs([str(source)], limit=limit, shard=shard), output=str(output), **options
     )
     recipe = recipe or make_recipe()
     files = JobFiles(recipe, job_options, statistics)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cbgen.errors import UsageError
 from cbgen.io.formats.parquet import ParquetRows
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.io.records import records_from
 from tests.helpers.packed import write_parquet
 from tests.helpers.records import error_codes, error_of
@@ -30,7 +30,7 @@ def read(tmp_path):
 
     def read(columns, **options):
         path = write_parquet(tmp_path / "in.parquet", columns, **options)
-        return list(open_inputs([path]).records())
+        return list(Inputs([path]).records())
 
     return read
 
@@ -159,7 +159,7 @@ def test_a_column_without_a_json_form_is_refused_before_anything_is_read(tmp_pat
     column = arrow.array([1], arrow.int64()).cast(arrow.duration("us"))
     path = write_parquet(tmp_path / "in.parquet", {"prompt": ["a"], "took": column})
     with pytest.raises(UsageError, match=r"column 'took' is of type duration\[us\].*leave it out"):
-        open_inputs([path])
+        Inputs([path])
 
 
 def test_values_that_are_no_numbers_are_null(read):
@@ -177,14 +177,14 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path):
     write_parquet(path, {"prompt": ["a"] * 100})
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UsageError, match="is not a whole parquet file"):
-        open_inputs([str(path)])
+        Inputs([str(path)])
 
 
 def test_an_empty_file_is_refused(tmp_path):
     path = tmp_path / "in.parquet"
     path.write_bytes(b"")
     with pytest.raises(UsageError, match="is not a whole parquet file"):
-        open_inputs([str(path)])
+        Inputs([str(path)])
 
 
 def test_a_damaged_page_gives_the_rows_before_it_and_names_the_row(tmp_path):
@@ -197,7 +197,7 @@ def test_a_damaged_page_gives_the_rows_before_it_and_names_the_row(tmp_path):
     middle = pyarrow.parquet.read_metadata(path).row_group(2).column(0).data_page_offset
     data[middle + 60 : middle + 400] = bytes(340)
     path.write_bytes(data)
-    count, message = count_until_error(open_inputs([str(path)]).records())
+    count, message = count_until_error(Inputs([str(path)]).records())
     assert count >= 9000
     assert message.startswith(f"{path}: cannot be read beyond row {count}: ")
 
@@ -206,14 +206,14 @@ def test_parquet_on_a_pipe_is_refused(tmp_path):
     path = tmp_path / "in.parquet"
     os.mkfifo(path)
     with pytest.raises(UsageError, match="cannot be read from a pipe"):
-        open_inputs([str(path)])
+        Inputs([str(path)])
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "in.parquet", {"a": [1]})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"pip install 'cbgen\[parquet\]'"):
-        open_inputs([path])
+        Inputs([path])
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
@@ -226,7 +226,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         before = arrow.total_allocated_bytes()
         most = 0
         tracemalloc.start()
-        for _ in open_inputs([path]).records():
+        for _ in Inputs([path]).records():
             most = max(most, arrow.total_allocated_bytes() - before)
         most += tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cbgen.errors import UsageError
 from cbgen.io.formats import parquet
 from cbgen.io.formats.parquet import common_type, read_parquet, type_of, write_parquet
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.io.json_values import decode_row, encode_row
 from cbgen.io.output.output_file import OutputFile
 
@@ -164,7 +164,7 @@ def test_numbers_that_no_column_holds_keep_their_text(write):
 def test_json_text_of_an_output_is_a_value_again_in_an_input(write):
     values = ["a", 5, {"k": [1]}, None]
     path = write(*(row(index, {"x": value}) for index, value in enumerate(values)))
-    records = open_inputs([str(path)]).records()
+    records = Inputs([str(path)]).records()
     assert [record.columns["x"] for record in records] == values
 
 

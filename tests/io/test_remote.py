@@ -7,7 +7,7 @@ import pytest
 
 from cbgen.errors import UsageError
 from cbgen.io.input_files import refuse_remote_output
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from tests.helpers.packed import pack
 
 
@@ -26,7 +26,7 @@ def store():
 
 def test_a_remote_file_is_read_and_named(store):
     store(rows__jsonl=b'{"id":"a"}\n{"id":"b"}\n')
-    records = list(open_inputs(["memory://bucket/rows.jsonl"]).records())
+    records = list(Inputs(["memory://bucket/rows.jsonl"]).records())
     assert [record.id for record in records] == ["a", "b"]
     assert records[1].place == "memory://bucket/rows.jsonl:2"
 
@@ -34,26 +34,26 @@ def test_a_remote_file_is_read_and_named(store):
 @pytest.mark.parametrize(("kind", "suffix"), [("gzip", "gz"), ("zstd", "zst")])
 def test_remote_files_are_unpacked(store, kind, suffix):
     store(**{f"rows__{suffix}": pack(b'{"id":"a"}\n', kind)})
-    (record,) = open_inputs([f"memory://bucket/rows.{suffix}"]).records()
+    (record,) = Inputs([f"memory://bucket/rows.{suffix}"]).records()
     assert record.id == "a"
 
 
 def test_remote_wildcards_are_sorted_naturally(store):
     store(r10__jsonl=b'{"id":"ten"}\n', r9__jsonl=b'{"id":"nine"}\n', other=b"")
-    inputs = open_inputs(["memory://bucket/r*.jsonl"])
+    inputs = Inputs(["memory://bucket/r*.jsonl"])
     assert inputs.names == ("memory:///bucket/r9.jsonl", "memory:///bucket/r10.jsonl")
     assert [record.id for record in inputs.records()] == ["nine", "ten"]
 
 
 def test_remote_rows_are_not_counted_ahead(store):
     store(rows__jsonl=b"{}\n")
-    assert open_inputs(["memory://bucket/rows.jsonl"]).count() is None
+    assert Inputs(["memory://bucket/rows.jsonl"]).count() is None
 
 
 def test_a_remote_file_with_a_wrong_name_is_refused_when_it_is_read(store):
     store(rows__jsonl=pack(b"{}\n", "gzip"))
     with pytest.raises(UsageError, match="holds gzip data"):
-        list(open_inputs(["memory://bucket/rows.jsonl"]).records())
+        list(Inputs(["memory://bucket/rows.jsonl"]).records())
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_a_remote_file_with_a_wrong_name_is_refused_when_it_is_read(store):
 def test_what_cannot_be_reached_is_refused_by_name(store, path, message):
     store(rows__jsonl=b"{}\n")
     with pytest.raises(UsageError, match=message) as raised:
-        open_inputs([path])
+        Inputs([path])
     assert path in str(raised.value)
 
 
 def test_without_fsspec_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(UsageError, match=r"pip install 'cbgen\[fsspec\]'"):
-        open_inputs(["s3://bucket/rows.jsonl"])
+        Inputs(["s3://bucket/rows.jsonl"])
 
 
 def test_a_remote_output_is_refused_with_the_remedy():

@@ -247,7 +247,6 @@ def test_rows_that_wait_take_an_offset_each(out):
 
 def test_one_write_moves_a_bounded_part_of_what_waits(out, monkeypatch):
     monkeypatch.setattr(writer, "DRAIN_BYTES", 1000)
-    monkeypatch.setattr(writer, "_CHUNK_BYTES", 500)
     rows = RowWriter(str(out))
     for index in range(1, 100):
         rows.write(index, line_of(index, 80))

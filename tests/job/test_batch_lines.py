@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion
 import cbgen
 from cbgen.errors import UsageError
 from cbgen.io.dialects import read_outcome
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.io.json_values import encode_row
 from cbgen.io.row_source import RowSource
 from cbgen.job.open_job import open_job
@@ -38,7 +38,7 @@ def recipe(checkpoint):
 
 def answer(recipe, dialect) -> list[bytes]:
     """Return the output lines of the dialect's file."""
-    inputs = open_inputs([str(DATA / f"{dialect}_batch.jsonl")])
+    inputs = Inputs([str(DATA / f"{dialect}_batch.jsonl")])
     source = RowSource(inputs.all_records(), on_duplicate_id="error", input_format=dialect)
     with open_job(recipe_from_mapping(recipe), None, JobStatistics()) as opened:
         rows = dict(opened.job.rows(source.records()))
@@ -258,7 +258,7 @@ def test_batch_lines_may_be_read_as_ordinary_rows(recipe, tmp_path):
 
 def run_file(recipe, folder, **options):
     out, statistics = folder / "out.jsonl", JobStatistics()
-    inputs = open_inputs([str(DATA / "openai_batch.jsonl")])
+    inputs = Inputs([str(DATA / "openai_batch.jsonl")])
     job_options = JobOptions(inputs=inputs, output=str(out), overwrite=True, **options)
     run_job(recipe_from_mapping(recipe), job_options, statistics)
     return out, statistics

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion
 
 import cbgen
 from cbgen.errors import RecipeError, UsageError
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.job.open_job import open_job
 from cbgen.job.options import JobOptions
 from cbgen.job.report.statistics import JobStatistics
@@ -46,7 +46,7 @@ def answer_file(recipe, tmp_path, name="out.jsonl", rows=ROWS, **options):
     source, output = tmp_path / "in.jsonl", tmp_path / name
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     statistics = JobStatistics()
-    job_options = JobOptions(inputs=open_inputs([str(source)]), output=str(output), **options)
+    job_options = JobOptions(inputs=Inputs([str(source)]), output=str(output), **options)
     run_job(recipe_from_mapping(recipe), job_options, statistics)
     return read_output(output), statistics
 

@@ -114,7 +114,7 @@ def test_a_wish_before_there_is_a_job_is_passed_on_later():
 
 
 def test_a_run_that_stops_early_says_so_and_keeps_its_journal(checkpoint, tmp_path):
-    from cbgen.io.inputs import open_inputs
+    from cbgen.io.inputs import Inputs
     from cbgen.job.options import JobOptions
     from cbgen.job.report.statistics import JobStatistics
     from cbgen.recipe.load import recipe_from_mapping
@@ -126,7 +126,7 @@ def test_a_run_that_stops_early_says_so_and_keeps_its_journal(checkpoint, tmp_pa
     with pytest.raises(StoppedEarly):
         run_job(
             recipe_from_mapping({"model": {"path": str(checkpoint)}}),
-            JobOptions(inputs=open_inputs([str(source)]), output=str(output)),
+            JobOptions(inputs=Inputs([str(source)]), output=str(output)),
             JobStatistics(),
             early_stop=stop,
         )

@@ -9,7 +9,7 @@ from cbgen.cli.plan import plan_sections
 from cbgen.engine.build import build_engine
 from cbgen.engine.config import ContinuousBatchingConfig
 from cbgen.engine.model.attach import attached
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.job.dry_run import plan_job
 from cbgen.recipe.load import recipe_from_mapping
 from tests.helpers.commands import jsonl
@@ -44,7 +44,7 @@ def summary(checkpoint, tmp_path):
         if lengths is not None:
             source = tmp_path / "in.jsonl"
             source.write_bytes(jsonl(*({"prompt_token_ids": [5] * n} for n in lengths)))
-            inputs = open_inputs([str(source)])
+            inputs = Inputs([str(source)])
         recipe = recipe_from_mapping(recipe, [f"continuous_batching_config.{c}" for c in changes])
         return plan_job(recipe, inputs).summary
 

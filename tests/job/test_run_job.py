@@ -7,7 +7,7 @@ import pytest
 
 import cbgen
 from cbgen.errors import EngineError, UsageError
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.job.batch_job import BatchJob
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.run_job import JobOptions, run_job
@@ -31,7 +31,7 @@ def answer_file(recipe, tmp_path):
         source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
         statistics = JobStatistics()
-        inputs = open_inputs([str(source)], limit=limit, shard=shard)
+        inputs = Inputs([str(source)], limit=limit, shard=shard)
         run_job(
             recipe_from_mapping(recipe, changes),
             JobOptions(inputs=inputs, output=str(output), overwrite=True, **options),

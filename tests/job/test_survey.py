@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from cbgen.io.inputs import open_inputs
+from cbgen.io.inputs import Inputs
 from cbgen.job.dry_run import JobPlan, length_statistics, plan_job
 from cbgen.recipe.load import recipe_from_mapping
 from tests.helpers.commands import jsonl
@@ -28,7 +28,7 @@ def plan(checkpoint, tmp_path):
         if rows is not None:
             source = tmp_path / "in.jsonl"
             source.write_bytes(jsonl(*rows))
-            inputs = open_inputs([str(source)])
+            inputs = Inputs([str(source)])
         return plan_job(recipe_from_mapping(recipe, changes), inputs)
 
     return make

@@ -216,29 +216,23 @@ class FrameFile(OutputFile):
 def read_frames(stream: BinaryIO, codec: Codec, start: int = 0) -> Iterator[bytes | int]:
     """Yield the lines of all whole frames, and after each frame that ends a line its end.
 
-    The end is a byte offset: cut there, the file holds the lines before it and no others.
+    The end is a byte offset: cut there, the file holds the lines before it and no others. One frame
+    is in memory at a time.
 
     Args:
         stream: the file.
         codec: unpacks it.
         start: offset of the first frame to read.
     """
-    whole_end = max((end for _, end in _frames(stream, codec, start) if end), default=start)
-    reached, rest = start, b""
-    frames = _frames(stream, codec, start)
-    while reached < whole_end:
-        data, end = next(frames)
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-        if end is not None:
-            reached = end
-            if not rest:
-                yield end
-
-
-def _frames(stream: BinaryIO, codec: Codec, start: int) -> Iterator[tuple[bytes, int | None]]:
-    """Yield what is unpacked from an offset on, up to the damage."""
     stream.seek(start)
+    lines: list[bytes] = []
+    rest = b""
     with contextlib.suppress(_DamagedData):
-        yield from _unpacked(stream.read, codec, _OUTPUT_PIECE_BYTES, start)
+        for data, end in _unpacked(stream.read, codec, _OUTPUT_PIECE_BYTES, start):
+            *whole, rest = (rest + data).split(b"\n")
+            lines += whole
+            if end is not None:
+                yield from (line + b"\n" for line in lines)
+                lines.clear()
+                if not rest:
+                    yield end

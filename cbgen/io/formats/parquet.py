@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Self
 
 import orjson
 
@@ -83,8 +83,8 @@ class ParquetRows:
         except (arrow.ArrowException, OSError, ValueError) as error:
             raise UsageError(f"{source}: is not a whole parquet file: {error}") from error
         # Times with a zone are moved to UTC first, so that their text has one form.
-        self._in_utc = _schema_with(self._schema, _to_utc, source)
-        self._as_text = _schema_with(self._in_utc, _to_text, source)
+        self._in_utc = _readable_schema(self._schema, source, times_as="UTC")
+        self._as_text = _readable_schema(self._in_utc, source, times_as="text")
         self._json_columns = [field.name for field in self._schema if field.metadata == _IS_JSON]
 
     @property
@@ -184,17 +184,19 @@ def _unreadable(name: str, error: BaseException) -> RowError:
     return RowError("unreadable_value", message)
 
 
-def _schema_with(
-    schema: pyarrow.Schema,
-    change: Callable[[pyarrow.DataType], pyarrow.DataType | None],
-    source: str,
+def _readable_schema(
+    schema: pyarrow.Schema, source: str, *, times_as: Literal["UTC", "text"]
 ) -> pyarrow.Schema:
-    """Return a schema with its innermost types changed."""
+    """Return a schema whose types have a JSON form, but for times in UTC.
+
+    Raises:
+        UsageError: a column has none.
+    """
     arrow = load_arrow()
     fields = []
     for field in schema:
         try:
-            fields.append(field.with_type(_with_leaves(field.type, change)))
+            fields.append(field.with_type(_readable_type(field.type, times_as)))
         except TypeError as error:
             raise UsageError(
                 f"{source}: column {field.name!r} is of type {field.type}: {error}; leave it out, "
@@ -203,18 +205,14 @@ def _schema_with(
     return arrow.schema(fields)
 
 
-def _with_leaves(
-    kind: pyarrow.DataType,
-    change: Callable[[pyarrow.DataType], pyarrow.DataType | None],
-    depth: int = 1,
-) -> pyarrow.DataType:
+def _readable_type(kind: pyarrow.DataType, times_as: str, depth: int = 1) -> pyarrow.DataType:
     arrow = load_arrow()
     types = arrow.types
     if depth > MAX_DEPTH:
         raise TypeError(f"it is nested deeper than {MAX_DEPTH} levels")
 
     def inner(field: pyarrow.Field) -> pyarrow.Field:
-        return field.with_type(_with_leaves(field.type, change, depth + 1))
+        return field.with_type(_readable_type(field.type, times_as, depth + 1))
 
     if types.is_struct(kind):
         return arrow.struct([inner(field) for field in kind])
@@ -227,22 +225,14 @@ def _with_leaves(
     if types.is_list(kind):
         return arrow.list_(inner(kind.value_field))
     if types.is_dictionary(kind):
-        return _with_leaves(kind.value_type, change, depth)
-    return change(kind) or kind
-
-
-def _to_utc(kind: pyarrow.DataType) -> pyarrow.DataType | None:
-    arrow = load_arrow()
-    if arrow.types.is_duration(kind) or arrow.types.is_interval(kind):
+        return _readable_type(kind.value_type, times_as, depth)
+    if types.is_duration(kind) or types.is_interval(kind):
         raise TypeError("a length of time has no JSON form")
-    if arrow.types.is_timestamp(kind) and kind.tz is not None:
+    if types.is_timestamp(kind) and times_as == "text":
+        return arrow.string()
+    if types.is_timestamp(kind) and kind.tz is not None:
         return arrow.timestamp(kind.unit, "UTC")
-    return None
-
-
-def _to_text(kind: pyarrow.DataType) -> pyarrow.DataType | None:
-    arrow = load_arrow()
-    return arrow.string() if arrow.types.is_timestamp(kind) else None
+    return kind
 
 
 class TableFile(OutputFile):

@@ -72,10 +72,8 @@ def read_batch_request(record: Record) -> Prompt:
 
 
 def _member(columns: Mapping[str, Any], name: str) -> Json:
-    value = columns.get(name)
+    value = _required(columns, name)
     kind, words = (dict, "an object") if name == "body" else (str, "a string")
-    if value is None:
-        raise BodyError("missing_required_parameter", f"{name} is missing", param=name)
     if not isinstance(value, kind):
         raise BodyError("invalid_type", f"{name} must be {words}, got {show(value)}", param=name)
     return value
@@ -88,7 +86,7 @@ def _tell_ignored(name: str, url: str) -> None:
 
 
 def _chat(body: Mapping[str, Any], read: BodyValues) -> Prompt:
-    messages, values = _required(body, "messages"), read.own
+    messages, values = _required(body, "messages", "body."), read.own
     continues = values.get("continue_final_message", False)
     if continues and values.get("add_generation_prompt"):
         raise BodyError(
@@ -121,7 +119,7 @@ def _chat(body: Mapping[str, Any], read: BodyValues) -> Prompt:
 
 
 def _completion(body: Mapping[str, Any], read: BodyValues) -> Prompt:
-    prompt, values = _required(body, "prompt"), read.own
+    prompt, values = _required(body, "prompt", "body."), read.own
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
             raise BodyError(
@@ -162,10 +160,11 @@ def _check_echo(prompt: object, values: Mapping[str, Any], wants_logprobs: bool)
             )
 
 
-def _required(body: Mapping[str, Any], name: str) -> Json:
-    if body.get(name) is None:
-        raise BodyError("missing_required_parameter", f"body.{name} is missing", param=name)
-    return body[name]
+def _required(held: Mapping[str, Any], name: str, place: str = "") -> Json:
+    value = held.get(name)
+    if value is None:
+        raise BodyError("missing_required_parameter", f"{place}{name} is missing", param=name)
+    return value
 
 
 def _token_options(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,8 @@ SYNC_SECONDS = 1.0
 """How often files are synced at most."""
 COMPACT_BYTES = 4 * 2**20
 """The journal is shrunk when it holds more than this, and than waits, of rows already in OUT."""
-DRAIN_BYTES = 8 * 2**20
+DRAIN_BYTES = 4 * 2**20
 """Waiting rows that one `write` moves to OUT at most, so that no call takes long."""
-_CHUNK_BYTES = 2**20
 
 
 class RowWriter:
@@ -216,14 +215,14 @@ class RowWriter:
         """Move rows whose turn it is to OUT; return whether any was moved."""
         if self._output.is_table:
             return False
-        waiting, moved = self._waiting, 0
-        while moved < DRAIN_BYTES and (chunk := b"".join(waiting.take(_CHUNK_BYTES))):
+        waiting = self._waiting
+        chunk = b"".join(waiting.take(DRAIN_BYTES))
+        if chunk:
             self._output.append(chunk)
-            moved += len(chunk)
         if waiting.is_wasteful(COMPACT_BYTES):
             self._output.sync()  # before the journal's copies go
             waiting.keep(waiting.rows())
-        return moved > 0
+        return bool(chunk)
 
     def _sync(self) -> None:
         for file in self._files:
