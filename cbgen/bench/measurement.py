@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from cbgen.bench.roofline import (
-    LinearSizes,
-    MachineRates,
-    StepWork,
-    linear_sizes,
-    measure_machine,
-    roofline_seconds,
-)
+from cbgen.bench.roofline import StepWork, linear_sizes, measure_machine, roofline_seconds
 from cbgen.bench.workloads import Workload, WorkloadMaker
 from cbgen.engine.build import BuiltEngine, build_engine
 from cbgen.engine.cpu.decoder import take_part_seconds
-from cbgen.engine.events import StepStats, StepTimes
+from cbgen.engine.events import StepTimes
 from cbgen.engine.loop import EngineLoop
 from cbgen.engine.model.attach import attached
 from cbgen.engine.model.loader import load_model
-from cbgen.engine.model.probe import ModelFacts
 from cbgen.engine.request import FinishReason, GenerationOutput, Request
 from cbgen.engine.sampling.params import SamplingParams
 from cbgen.errors import EngineError, UsageError
@@ -117,56 +109,15 @@ class StepRecorder:
         self.steps.append(StepWork(tuple(spans), num_logits))
 
 
-class ForwardParts:
-    """Seconds of the parts of a model's forward passes since the last `begin`.
-
-    On a GPU kernels run behind the program, and what is seen here is not their time.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._head_s = 0.0
-        self._head_started = 0.0
-
-    def begin(self) -> None:
-        """Start anew."""
-        take_part_seconds(self._model)
-        self._head_s = 0.0
-
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds of each part; those of decoder layers only where they are fused."""
-        seconds = take_part_seconds(self._model)
-        return seconds | {"head": seconds.get("head", 0.0) + self._head_s}
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Measure the output embedding for the time of the block."""
-        head = self._model.get_output_embeddings()
-        if not isinstance(head, nn.Module):
-            yield
-            return
-        hooks = [head.register_forward_pre_hook(self._start), head.register_forward_hook(self._end)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _start(self, *_arguments: object) -> None:
-        self._head_started = time.perf_counter()
-
-    def _end(self, *_arguments: object) -> None:
-        self._head_s += time.perf_counter() - self._head_started
-
-
 @dataclass(frozen=True, slots=True)
 class _Timed:
     """A run, as the clocks and counters saw it."""
 
     seconds: float
     other_cpu_s: float | None
-    stats: StepStats
-    forward_s: dict[str, float]
+    counts: Mapping[str, int]
+    """By field of `StepStats`: what was counted during the run."""
+    forward_s: Mapping[str, float]
     outputs: list[list[int]]
 
 
@@ -196,37 +147,61 @@ def run_bench(
         )
         load_seconds = time.perf_counter() - started
         workload = make_workload(built.facts.vocab_size)
-        _refuse_what_does_not_fit(workload, built)
+        room = built.plan.longest_request
+        if workload.longest > room:
+            raise UsageError(
+                f"workload {workload.name} has a request of {workload.longest} tokens, prompt and "
+                f"answer together, and the engine has room for {room}: take another workload, or a "
+                "model with a longer context or a larger cache"
+            )
         on_running()
-        forward_parts = ForwardParts(loaded.model)
-        with forward_parts.watching():
-            timed = _run(built, recorder, workload, forward_parts)
+        timed = _run(built, loaded.model, recorder, workload)
     peak_bytes = _peak_bytes(built.facts.device)
     sizes = linear_sizes(loaded.model)
     rates = measure_machine(built.facts.device, built.facts.dtype)
+    roofline = (
+        None if sizes is None else roofline_seconds(recorder.steps, sizes, built.facts, rates)
+    )
+    num_prompt, num_output = workload.num_prompt_tokens, sum(map(len, timed.outputs))
+    step_s = recorder.schedule_s + recorder.execute_s + recorder.update_s
     summary = {
-        **_results(workload, timed, load_seconds),
-        "roofline_seconds": _roofline(recorder.steps, sizes, built.facts, rates),
+        "workload": workload.name,
+        "requests": len(workload.requests),
+        "seconds": round(timed.seconds, 4),
+        "load_seconds": round(load_seconds, 4),
+        "prompt_tokens": num_prompt,
+        "output_tokens": num_output,
+        "output_tokens_per_s": round(num_output / timed.seconds, 2),
+        "total_tokens_per_s": round((num_prompt + num_output) / timed.seconds, 2),
+        "roofline_seconds": None if roofline is None else round(roofline, 4),
         "peak_memory_mb": round(peak_bytes / _MIB, 1),
-        "parts": _parts(recorder, timed),
+        "parts": {  # the seconds add up to all of them
+            "schedule_seconds": round(recorder.schedule_s, 4),
+            "execute_seconds": round(recorder.execute_s, 4),
+            "update_seconds": round(recorder.update_s, 4),
+            "rest_seconds": round(timed.seconds - step_s, 4),
+            "steps": timed.counts["num_steps"],
+            "run_tokens": timed.counts["num_computed_tokens"],
+            "cached_tokens": timed.counts["num_cached_tokens"],
+            "recomputed_tokens": timed.counts["num_recomputed_tokens"],
+            "preemptions": timed.counts["num_preemptions"],
+        },
         "forward": {f"{name}_seconds": round(s, 4) for name, s in timed.forward_s.items()},
-        "machine": _machine(built, rates, timed),
+        "machine": {
+            "device": str(built.facts.device),
+            "dtype": str(built.facts.dtype).removeprefix("torch."),
+            "attn_implementation": built.plan.attn_implementation,
+            "threads": torch.get_num_threads(),
+            "gflop_per_s": round(rates.flop_per_s / 1e9, 1),
+            "gb_per_s": round(rates.bytes_per_s / 1e9, 1),
+            "other_cpu_seconds": None if timed.other_cpu_s is None else round(timed.other_cpu_s, 2),
+        },
     }
     return BenchResult(summary, timed.outputs)
 
 
-def _refuse_what_does_not_fit(workload: Workload, built: BuiltEngine) -> None:
-    room = built.plan.longest_request
-    if workload.longest > room:
-        raise UsageError(
-            f"workload {workload.name} has a request of {workload.longest} tokens, prompt and "
-            f"answer together, and the engine has room for {room}: take another workload, or a "
-            "model with a longer context or a larger cache"
-        )
-
-
 def _run(
-    built: BuiltEngine, recorder: StepRecorder, workload: Workload, forward_parts: ForwardParts
+    built: BuiltEngine, model: PreTrainedModel, recorder: StepRecorder, workload: Workload
 ) -> _Timed:
     answers: Channel[GenerationOutput] = Channel()
     loop = EngineLoop(built.engine, answers)
@@ -243,34 +218,30 @@ def _run(
                 for index, item in enumerate(workload.requests)
             ]
             recorder.watch(requests)
-            forward_parts.begin()
-            cpu_before = _other_cpu_seconds()
-            started = time.perf_counter()
-            loop.submit(requests)
-            outputs: dict[str, GenerationOutput] = {}
-            while len(outputs) < len(requests):
-                outputs.update((output.request_id, output) for output in answers.take())
-            seconds = time.perf_counter() - started
-            cpu_after = _other_cpu_seconds()
+            with _forward_seconds(model) as forward_s:
+                cpu_before = _other_cpu_seconds()
+                started = time.perf_counter()
+                loop.submit(requests)
+                outputs: dict[str, GenerationOutput] = {}
+                while len(outputs) < len(requests):
+                    outputs.update((output.request_id, output) for output in answers.take())
+                seconds = time.perf_counter() - started
+                cpu_after = _other_cpu_seconds()
     finally:
         loop.stop(hard_stop=True)
-    after = loop.stats()
-    if cpu_before is None or cpu_after is None:
-        other_cpu_s = None
-    else:
-        other_cpu_s = max(0.0, cpu_after - cpu_before)
+    for output in outputs.values():
+        if output.finish_reason is not FinishReason.LENGTH:
+            raise EngineError(
+                f"request {output.request_id} of workload {workload.name} ended with "
+                f"{output.finish_reason}: {output.error}"
+            )
+    old = asdict(before)
     return _Timed(
         seconds,
-        other_cpu_s,
-        StepStats(
-            num_steps=after.num_steps - before.num_steps,
-            num_computed_tokens=after.num_computed_tokens - before.num_computed_tokens,
-            num_cached_tokens=after.num_cached_tokens - before.num_cached_tokens,
-            num_recomputed_tokens=after.num_recomputed_tokens - before.num_recomputed_tokens,
-            num_preemptions=after.num_preemptions - before.num_preemptions,
-        ),
-        forward_parts.seconds(),
-        [_checked(outputs[request.request_id], workload.name) for request in requests],
+        None if cpu_before is None or cpu_after is None else max(0.0, cpu_after - cpu_before),
+        {name: number - old[name] for name, number in asdict(loop.stats()).items()},
+        forward_s,
+        [outputs[request.request_id].generated_tokens for request in requests],
     )
 
 
@@ -278,66 +249,36 @@ def _request(request_id: str, prompt: Sequence[int], max_new_tokens: int) -> Req
     return Request(request_id, list(prompt), SamplingParams(max_new_tokens=max_new_tokens))
 
 
-def _checked(output: GenerationOutput, workload: str) -> list[int]:
-    """Return the tokens of an output that ended at its length."""
-    if output.finish_reason is not FinishReason.LENGTH:
-        raise EngineError(
-            f"request {output.request_id} of workload {workload} ended with "
-            f"{output.finish_reason}: {output.error}"
-        )
-    return output.generated_tokens
+@contextmanager
+def _forward_seconds(model: PreTrainedModel) -> Iterator[dict[str, float]]:
+    """Give the seconds of the parts of forward passes during the block, complete at its end.
 
+    Those of decoder layers are there only where the layers are fused. On a GPU kernels run behind
+    the program, and what is seen here is not their time.
+    """
+    seconds: dict[str, float] = {}
+    head_s = head_started = 0.0
 
-def _results(workload: Workload, timed: _Timed, load_seconds: float) -> dict[str, Any]:
-    num_output = sum(map(len, timed.outputs))
-    num_prompt = workload.num_prompt_tokens
-    return {
-        "workload": workload.name,
-        "requests": len(workload.requests),
-        "seconds": round(timed.seconds, 4),
-        "load_seconds": round(load_seconds, 4),
-        "prompt_tokens": num_prompt,
-        "output_tokens": num_output,
-        "output_tokens_per_s": round(num_output / timed.seconds, 2),
-        "total_tokens_per_s": round((num_prompt + num_output) / timed.seconds, 2),
-    }
+    def start(*_arguments: object) -> None:
+        nonlocal head_started
+        head_started = time.perf_counter()
 
+    def end(*_arguments: object) -> None:
+        nonlocal head_s
+        head_s += time.perf_counter() - head_started
 
-def _roofline(
-    steps: Sequence[StepWork], sizes: LinearSizes | None, facts: ModelFacts, rates: MachineRates
-) -> float | None:
-    return None if sizes is None else round(roofline_seconds(steps, sizes, facts, rates), 4)
-
-
-def _parts(recorder: StepRecorder, timed: _Timed) -> dict[str, float]:
-    """Return where the seconds went, which add up to all of them, and what was run."""
-    parts = {
-        "schedule_seconds": recorder.schedule_s,
-        "execute_seconds": recorder.execute_s,
-        "update_seconds": recorder.update_s,
-    }
-    parts["rest_seconds"] = timed.seconds - sum(parts.values())
-    return {
-        **{name: round(value, 4) for name, value in parts.items()},
-        "steps": timed.stats.num_steps,
-        "run_tokens": timed.stats.num_computed_tokens,
-        "cached_tokens": timed.stats.num_cached_tokens,
-        "recomputed_tokens": timed.stats.num_recomputed_tokens,
-        "preemptions": timed.stats.num_preemptions,
-    }
-
-
-def _machine(built: BuiltEngine, rates: MachineRates, timed: _Timed) -> dict[str, Any]:
-    other = timed.other_cpu_s
-    return {
-        "device": str(built.facts.device),
-        "dtype": str(built.facts.dtype).removeprefix("torch."),
-        "attn_implementation": built.plan.attn_implementation,
-        "threads": torch.get_num_threads(),
-        "gflop_per_s": round(rates.flop_per_s / 1e9, 1),
-        "gb_per_s": round(rates.bytes_per_s / 1e9, 1),
-        "other_cpu_seconds": None if other is None else round(other, 2),
-    }
+    take_part_seconds(model)  # what the warm-up took
+    head = model.get_output_embeddings()
+    hooks = []
+    if isinstance(head, nn.Module):
+        hooks = [head.register_forward_pre_hook(start), head.register_forward_hook(end)]
+    try:
+        yield seconds
+    finally:
+        for hook in hooks:
+            hook.remove()
+    seconds.update(take_part_seconds(model))
+    seconds["head"] = seconds.get("head", 0.0) + head_s
 
 
 def _peak_bytes(device: torch.device) -> int:
