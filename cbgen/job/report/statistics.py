@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from cbgen.engine.events import StepStats
 
@@ -81,6 +81,16 @@ class JobStatistics(RowCounts):
             return 0.0
         return (self.run_ended or time.monotonic()) - self.run_started
 
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens of finished rows; cached and recomputed ones as the engine counts them."""
+        return {
+            "prompt": self.prompt_tokens,
+            "cached": self.engine.num_cached_tokens,
+            "completion": self.completion_tokens,
+            "recomputed": self.engine.num_recomputed_tokens,
+        }
+
     def count_resumed(
         self, reasons: Iterable[str], error_code: str | None, tokens: tuple[int, int]
     ) -> None:
@@ -94,12 +104,9 @@ class JobStatistics(RowCounts):
 
     def total(self) -> RowCounts:
         """Return the counts of this run and of the rows that an earlier one had answered."""
-        old = self.resumed
         return RowCounts(
-            rows_answered=self.rows_answered + old.rows_answered,
-            rows_failed=self.rows_failed + old.rows_failed,
-            prompt_tokens=self.prompt_tokens + old.prompt_tokens,
-            completion_tokens=self.completion_tokens + old.completion_tokens,
-            finish_reasons=self.finish_reasons + old.finish_reasons,
-            errors=self.errors + old.errors,
+            **{
+                item.name: getattr(self, item.name) + getattr(self.resumed, item.name)
+                for item in fields(RowCounts)
+            }
         )

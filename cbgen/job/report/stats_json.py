@@ -22,7 +22,12 @@ def stats_object(
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return everything about a run, to be written as JSON; `exit_code` None while it runs."""
-    engine = statistics.engine
+    engine, seconds = statistics.engine, statistics.run_seconds
+    rates = {  # since the model was ready
+        "rows_per_s": statistics.rows_done,
+        "prompt_tokens_per_s": statistics.prompt_tokens,
+        "completion_tokens_per_s": statistics.completion_tokens,
+    }
     return {
         "exit_code": exit_code,
         "rows": {
@@ -33,17 +38,15 @@ def stats_object(
         },
         "finish_reasons": dict(statistics.finish_reasons),
         "errors": dict(statistics.errors),
-        "tokens": {
-            "prompt": statistics.prompt_tokens,
-            "cached": engine.num_cached_tokens,
-            "completion": statistics.completion_tokens,
-            "recomputed": engine.num_recomputed_tokens,
-        },
+        "tokens": statistics.tokens,
         "seconds": {
             "load": round(statistics.load_seconds, 3),
-            "run": round(statistics.run_seconds, 3),
+            "run": round(seconds, 3),
         },
-        "rates": _rates(statistics),
+        "rates": {
+            name: round(number / seconds, 3) if seconds > 0 else 0.0
+            for name, number in rates.items()
+        },
         "cache": {
             "blocks": engine.num_blocks,
             "peak_used": engine.peak_used_blocks,
@@ -112,16 +115,3 @@ def package_versions(own: str) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
-
-
-def _rates(statistics: JobStatistics) -> dict[str, float]:
-    """Return rows and tokens a second since the model was ready."""
-    seconds = statistics.run_seconds
-    counts = {
-        "rows_per_s": statistics.rows_done,
-        "prompt_tokens_per_s": statistics.prompt_tokens,
-        "completion_tokens_per_s": statistics.completion_tokens,
-    }
-    return {
-        name: round(number / seconds, 3) if seconds > 0 else 0.0 for name, number in counts.items()
-    }
