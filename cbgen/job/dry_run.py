@@ -9,12 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 from cbgen.engine.build import PlannedEngine, plan_engine
 from cbgen.engine.cache.groups import AttentionSpan
-from cbgen.engine.config import WorkloadHints
+from cbgen.engine.cache.shape import CacheShape
 from cbgen.engine.plan import EnginePlan, memory_parts
 from cbgen.engine.request import Request
 from cbgen.engine.scheduler.admission import refusal, token_limit
@@ -25,7 +25,7 @@ from cbgen.io.inputs import Inputs
 from cbgen.io.records import Record
 from cbgen.io.row_source import RowSource
 from cbgen.io.template import compile_template
-from cbgen.job.options import JobOptions
+from cbgen.job.options import JobOptions, row_source
 from cbgen.job.preparer import Preparer, make_preparer
 from cbgen.job.settings import Setting, effective_settings
 from cbgen.recipe.schema import Recipe
@@ -109,7 +109,7 @@ class RowSurvey:
 
 
 def refuse_bad_rows(
-    recipe: Recipe, options: JobOptions, preparer: Preparer, survey: RowSurvey
+    recipe: Recipe, options: JobOptions, preparer: Preparer, plan: EnginePlan
 ) -> None:
     """Prepare every row of the inputs, as the run will once more.
 
@@ -120,7 +120,8 @@ def refuse_bad_rows(
     """
     if any(is_stream(name) for name in options.inputs.names):
         return
-    survey.add(options.row_source(recipe), preparer)
+    survey = RowSurvey(plan)
+    survey.add(row_source(recipe, options.inputs, options.input_format), preparer)
     if survey.examples:
         first = survey.examples[0]
         others = survey.errors.total() - 1
@@ -128,6 +129,7 @@ def refuse_bad_rows(
         raise UsageError(f"{first['place']}: {first['message']}{more} (--strict)")
 
 
+@dataclass(frozen=True, slots=True)
 class JobPlan:
     """A run that is not run.
 
@@ -137,26 +139,9 @@ class JobPlan:
         num_bad_rows: rows that would end with an error.
     """
 
-    def __init__(
-        self, planned: PlannedEngine, settings: list[Setting], survey: RowSurvey | None
-    ) -> None:
-        self.settings = settings
-        self.num_bad_rows = 0 if survey is None else survey.errors.total()
-        self.summary: dict[str, Any] = {
-            "model": _model(planned),
-            **_rows(survey),
-            "workload": None if survey is None else _workload(planned.plan, survey),
-            "requests_at_once": _requests_at_once(planned.plan, survey),
-            "cache": _cache(planned.plan),
-            "groups": _groups(planned),
-            "host_pool": _host_pool(planned.plan),
-            "memory": _memory(planned),
-            "warnings": list(planned.plan.warnings),
-            "decisions": {
-                item.name: {"value": item.value, "reason": item.origin} for item in settings
-            },
-            "estimate": None if survey is None else _estimate(planned, survey),
-        }
+    settings: list[Setting]
+    summary: dict[str, Any]
+    num_bad_rows: int
 
 
 def plan_job(recipe: Recipe, inputs: Inputs | None, input_format: InputFormat = "auto") -> JobPlan:
@@ -174,39 +159,51 @@ def plan_job(recipe: Recipe, inputs: Inputs | None, input_format: InputFormat = 
     planned = plan_engine(recipe.model, recipe.continuous_batching_config)
     plan, facts = planned.plan, planned.facts
     preparer = make_preparer(recipe, template, planned.loaded, plan)
+    survey = None
+    if inputs is not None:
+        survey = RowSurvey(plan)
+        survey.add(row_source(recipe, inputs, input_format), preparer)
     settings = effective_settings(recipe, planned.loaded, facts, plan, preparer)
-    if inputs is None:
-        return JobPlan(planned, settings, None)
-    survey = RowSurvey(plan)
-    source = RowSource(
-        inputs.all_records(),
-        on_duplicate_id=recipe.output.on_duplicate_id,
-        input_format=input_format,
-        shard=inputs.shard,
-    )
-    survey.add(source, preparer)
-    return JobPlan(planned, settings, survey)
-
-
-def _model(planned: PlannedEngine) -> dict[str, Any]:
-    facts = planned.facts
-    return {
-        "type": facts.model_type,
-        "layers": len(facts.layers),
-        "dtype": str(facts.dtype).removeprefix("torch."),
-        "device": str(facts.device),
+    summary = {
+        "model": {
+            "type": facts.model_type,
+            "layers": len(facts.layers),
+            "dtype": str(facts.dtype).removeprefix("torch."),
+            "device": str(facts.device),
+        },
+        **_rows(survey),
+        "workload": None if survey is None else _workload(plan, survey),
+        "requests_at_once": _requests_at_once(plan, survey),
+        "cache": {
+            "blocks": plan.cache.num_blocks,
+            "page_size": plan.cache.page_size,
+            "tokens": plan.cache.num_blocks * plan.cache.page_size,
+            "pool_blocks": plan.cache.num_pool_blocks,
+            "block_bytes": plan.cache.block_bytes,
+            "longest_request": plan.longest_request,
+            "shares_prefixes": plan.shares_prefixes,
+        },
+        "groups": _groups(plan.cache),
+        "host_pool": {
+            "blocks": plan.cache.num_host_blocks,
+            "bytes": plan.cache.num_host_blocks * plan.cache.block_bytes,
+        },
+        "memory": _memory(planned),
+        "warnings": list(plan.warnings),
+        "decisions": {item.name: {"value": item.value, "reason": item.origin} for item in settings},
+        "estimate": None if survey is None else _estimate(plan, survey),
     }
+    return JobPlan(settings, summary, 0 if survey is None else survey.errors.total())
 
 
 def _rows(survey: RowSurvey | None) -> dict[str, Any]:
     if survey is None:
         names = ("rows", "bad_rows", "duplicate_ids", "may_outgrow_cache", "prompt_tokens")
         return dict.fromkeys(names)
-    num_bad = survey.errors.total()
     return {
         "rows": survey.rows,
         "bad_rows": {
-            "count": num_bad,
+            "count": survey.errors.total(),
             "codes": dict(survey.errors.most_common()),
             "first": survey.examples,
         },
@@ -218,23 +215,14 @@ def _rows(survey: RowSurvey | None) -> dict[str, Any]:
 
 def _workload(plan: EnginePlan, survey: RowSurvey) -> dict[str, int]:
     """Return what the rows ask for, and the blocks of the whole model that they can make use of."""
-    hints = _hints(survey)
     longest = plan.cache.blocks_for(max(0, survey.longest_tokens - 1))
-    at_once = min(plan.max_requests, hints.num_requests)
+    at_once = min(plan.max_requests, survey.requests)
     return {
-        "max_prompt_length": hints.max_prompt_length,
-        "max_generated_length": hints.max_generated_length,
-        "num_requests": hints.num_requests,
+        "max_prompt_length": max(survey.prompt_lengths, default=0),
+        "max_generated_length": survey.longest_answer,
+        "num_requests": survey.requests,
         "useful_blocks": -(-at_once * longest // len(plan.cache.groups)),
     }
-
-
-def _hints(survey: RowSurvey) -> WorkloadHints:
-    return WorkloadHints(
-        max_prompt_length=max(survey.prompt_lengths, default=0),
-        max_generated_length=survey.longest_answer,
-        num_requests=survey.requests,
-    )
 
 
 def _requests_at_once(plan: EnginePlan, survey: RowSurvey | None) -> dict[str, int]:
@@ -254,48 +242,29 @@ def _requests_at_once(plan: EnginePlan, survey: RowSurvey | None) -> dict[str, i
     return at_once
 
 
-def _cache(plan: EnginePlan) -> dict[str, Any]:
-    return {
-        "blocks": plan.cache.num_blocks,
-        "page_size": plan.cache.page_size,
-        "tokens": plan.cache.num_blocks * plan.cache.page_size,
-        "pool_blocks": plan.cache.num_pool_blocks,
-        "block_bytes": plan.cache.block_bytes,
-        "longest_request": plan.longest_request,
-        "shares_prefixes": plan.shares_prefixes,
-    }
-
-
-def _groups(planned: PlannedEngine) -> list[dict[str, Any]]:
+def _groups(cache: CacheShape) -> list[dict[str, Any]]:
     """Return the kinds of attention layers: each has one layer group or several."""
-    plan = planned.plan
     kinds: dict[AttentionSpan, dict[str, Any]] = {}
-    for group, most in zip(plan.cache.groups, plan.cache.most_blocks, strict=True):
+    for group, most in zip(cache.groups, cache.most_blocks, strict=True):
         if not group.layers:
             continue
-        pages = [plan.cache.page_bytes(layer) for layer in group.layers]
-        kind = kinds.setdefault(group.span, _kind(group.span, most))
+        span = group.span
+        name = "full" if span.is_full else "sliding" if span.window is not None else "chunked"
+        kind = kinds.setdefault(
+            span,
+            {
+                "attention": name,
+                "window": span.window if span.window is not None else span.chunk,
+                "layers": 0,
+                "groups": 0,
+                "page_bytes": 0,
+                "most_blocks_per_request": most,
+            },
+        )
         kind["groups"] += 1
         kind["layers"] += len(group.layers)
-        kind["page_bytes"] = max(kind["page_bytes"], *pages)
+        kind["page_bytes"] = max(kind["page_bytes"], *map(cache.page_bytes, group.layers))
     return list(kinds.values())
-
-
-def _kind(span: AttentionSpan, most_blocks: int | None) -> dict[str, Any]:
-    name = "full" if span.is_full else "sliding" if span.window is not None else "chunked"
-    return {
-        "attention": name,
-        "window": span.window if span.window is not None else span.chunk,
-        "layers": 0,
-        "groups": 0,
-        "page_bytes": 0,
-        "most_blocks_per_request": most_blocks,
-    }
-
-
-def _host_pool(plan: EnginePlan) -> dict[str, int]:
-    num_blocks = plan.cache.num_host_blocks
-    return {"blocks": num_blocks, "bytes": num_blocks * plan.cache.block_bytes}
 
 
 def _memory(planned: PlannedEngine) -> dict[str, int]:
@@ -310,9 +279,8 @@ def _memory(planned: PlannedEngine) -> dict[str, int]:
     return {**parts, "left_free": free_now - sum(parts.values()), "free_now": free_now}
 
 
-def _estimate(planned: PlannedEngine, survey: RowSurvey) -> dict[str, int]:
+def _estimate(plan: EnginePlan, survey: RowSurvey) -> dict[str, int]:
     """Return tokens and steps, if every answer reaches its limit."""
-    plan = planned.plan
     steps = 0
     if survey.good_rows:
         at_once = _requests_at_once(plan, survey)["of_average_length"]
@@ -328,42 +296,31 @@ def _estimate(planned: PlannedEngine, survey: RowSurvey) -> dict[str, int]:
 
 def length_statistics(lengths: Counter[int]) -> dict[str, Any] | None:
     """Return total, min, median, p90, max and a histogram of lengths; None if there are none."""
-    rows = lengths.total()
-    if rows == 0:
-        return None
     ordered = sorted(lengths)
-    return {
-        "total": sum(length * count for length, count in lengths.items()),
-        "min": ordered[0],
-        "median": _percentile(lengths, ordered, 0.5),
-        "p90": _percentile(lengths, ordered, 0.9),
-        "max": ordered[-1],
-        "histogram": _histogram(lengths, ordered),
-    }
+    rows_up_to = list(accumulate(lengths[length] for length in ordered))
+    if not ordered:
+        return None
 
+    def percentile(share: float) -> int:
+        """Return the smallest length that at least this share of the rows does not exceed."""
+        return ordered[bisect_left(rows_up_to, share * rows_up_to[-1])]
 
-def _percentile(lengths: Counter[int], ordered: list[int], share: float) -> int:
-    """Return the smallest length that at least this share of the rows does not exceed."""
-    wanted = share * lengths.total()
-    seen = 0
-    for length in ordered:
-        seen += lengths[length]
-        if seen >= wanted:
-            return length
-    return ordered[-1]
-
-
-def _histogram(lengths: Counter[int], ordered: list[int]) -> list[dict[str, int]]:
-    """Return buckets from the shortest to the longest, those between them that are empty too."""
     ends = _bucket_ends(ordered[0], ordered[-1])
+    begins = [2 * ends[0] - ends[1] if len(ends) > 1 else ordered[0] - 1, *ends]
     rows = [0] * len(ends)
     for length, count in lengths.items():
         rows[bisect_left(ends, length)] += count
-    begins = [2 * ends[0] - ends[1] if len(ends) > 1 else ordered[0] - 1, *ends]
-    return [
-        {"from": begin + 1, "to": end, "rows": count}
-        for begin, end, count in zip(begins, ends, rows, strict=False)
-    ]
+    return {
+        "total": sum(length * count for length, count in lengths.items()),
+        "min": ordered[0],
+        "median": percentile(0.5),
+        "p90": percentile(0.9),
+        "max": ordered[-1],
+        "histogram": [
+            {"from": begin + 1, "to": end, "rows": count}
+            for begin, end, count in zip(begins, ends, rows, strict=False)
+        ],
+    }
 
 
 def _bucket_ends(shortest: int, longest: int) -> list[int]:

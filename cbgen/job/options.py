@@ -33,11 +33,12 @@ class JobOptions:
     strict: bool = False
     """End with UsageError at the first row that carries an error."""
 
-    def row_source(self, recipe: Recipe) -> RowSource:
-        """Return the rows of the inputs, read anew."""
-        return RowSource(
-            self.inputs.all_records(),
-            on_duplicate_id=recipe.output.on_duplicate_id,
-            input_format=self.input_format,
-            shard=self.inputs.shard,
-        )
+
+def row_source(recipe: Recipe, inputs: Inputs, input_format: InputFormat) -> RowSource:
+    """Return the rows of the inputs, read anew."""
+    return RowSource(
+        inputs.all_records(),
+        on_duplicate_id=recipe.output.on_duplicate_id,
+        input_format=input_format,
+        shard=inputs.shard,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import chain, islice
 from typing import Any
 
@@ -22,7 +23,7 @@ from cbgen.io.output.writer import RowWriter
 from cbgen.io.records import Record
 from cbgen.io.template import compile_template
 from cbgen.job.gc_pauses import gc_ignores_existing_objects, gc_paused
-from cbgen.job.options import JobOptions
+from cbgen.job.options import JobOptions, row_source
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.resume import checked_records, finished_rows, header_of
 from cbgen.job.settings import Setting
@@ -106,7 +107,7 @@ def run_job(
                     return True
                 records = chain(first, records)
             with gc_paused():  # loads torch
-                from cbgen.job.dry_run import RowSurvey, refuse_bad_rows
+                from cbgen.job.dry_run import refuse_bad_rows
                 from cbgen.job.open_job import open_job
             on_loading()
             with (
@@ -115,8 +116,7 @@ def run_job(
             ):
                 on_settings(opened.settings)
                 if options.strict:
-                    survey = RowSurvey(opened.plan)
-                    refuse_bad_rows(recipe, options, opened.preparer, survey)
+                    refuse_bad_rows(recipe, options, opened.preparer, opened.plan)
                 if early_stop is not None:
                     early_stop.attach(opened.job.stop_early)
                 for index, row in opened.job.rows(
@@ -145,13 +145,14 @@ class JobFiles:
     def __init__(self, recipe: Recipe, options: JobOptions, statistics: JobStatistics) -> None:
         self._inputs = options.inputs
         self._statistics = statistics
-        self._source = options.row_source(recipe)
+        self._source = row_source(recipe, options.inputs, options.input_format)
         self._finished: FinishedRows | None = None
+        self._run: RunFile | None = None
         _check_output(options)
-        self._run = _open_run(recipe, options)
-        opened = False
-        try:
-            if self._run is not None:
+        with ExitStack() as on_failure:
+            if not is_stream_output(options.output):
+                self._run = RunFile.open(options.output, header_of(recipe, options))
+                on_failure.callback(self._run.remove_if_created)
                 if options.resume and holds_rows(options.output):
                     self._finished = finished_rows(recipe, options, self._run, statistics)
                 else:
@@ -163,10 +164,7 @@ class JobFiles:
                 finished=self._finished,
                 run=self._run,
             )
-            opened = True
-        finally:
-            if not opened and self._run is not None:
-                self._run.remove_if_created()
+            on_failure.pop_all()
 
     @property
     def resumes(self) -> bool:
@@ -220,9 +218,3 @@ def _check_output(options: JobOptions) -> None:
         raise UsageError("--resume goes on with an output and --overwrite replaces it; give one")
     if is_stream_output(options.output):
         raise UsageError("--resume needs an output file: -o FILE; what a pipe got is gone")
-
-
-def _open_run(recipe: Recipe, options: JobOptions) -> RunFile | None:
-    if is_stream_output(options.output):
-        return None
-    return RunFile.open(options.output, header_of(recipe, options))
