@@ -7,7 +7,7 @@ answered as soon as they are scheduled. No model, no clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -28,23 +28,14 @@ MOST_PAGES = 4
 
 @dataclass
 class Work:
-    """What has been looked at since the last step ended."""
-
-    num_requests: int = 0
-    num_new_tokens: int = 0
-    """Prompt tokens of the requests that were looked up for the first time."""
-    num_compared_tokens: int = 0
-    seen: set[str] = field(default_factory=set)
-    """Ids of the requests that were looked up before."""
-
-
-@dataclass
-class Totals:
-    """Of a whole run."""
+    """What has been looked at."""
 
     num_steps: int = 0
     num_requests: int = 0
+    """Look-ups of requests."""
     num_compared_tokens: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
+    """Ids of the requests that were looked up, and their prompt tokens."""
 
 
 @pytest.fixture
@@ -55,9 +46,7 @@ def work(monkeypatch) -> Work:
 
     def counted_match(cache, request, step):
         work.num_requests += 1
-        if request.request_id not in work.seen:
-            work.seen.add(request.request_id)
-            work.num_new_tokens += request.num_tokens
+        work.seen[request.request_id] = len(request.prompt_ids)
         return match(cache, request, step)
 
     def counted_closest(node, tokens):
@@ -105,25 +94,28 @@ def step(scheduler: Scheduler) -> ScheduledBatch:
     return batch
 
 
-def run(scheduler: Scheduler, prompts: list[list[int]], work: Work) -> Totals:
-    """Run prompts that all come at once; verify what every step looks at."""
+def run(scheduler: Scheduler, prompts: list[list[int]], work: Work) -> Work:
+    """Run prompts that all come at once, verify what every step looks at, and return the sum."""
     page_size = scheduler._plan.cache.page_size
-    totals = Totals()
+    before = replace(work)
     work.seen.clear()
     for number, prompt in enumerate(prompts):
         scheduler.add(make_request(str(number), prompt, max_new_tokens=2))
     while scheduler.has_unfinished():
-        batch = step(scheduler)
-        assert work.num_requests <= len(batch.admitted) + MOST_SKIPPED + 1
-        searched = MOST_PAGES * page_size * work.num_requests
-        # Once with the prompt before it, and at most once with the pages of the tree.
-        assert work.num_compared_tokens <= 2 * work.num_new_tokens + searched
-        totals.num_steps += 1
-        totals.num_requests += work.num_requests
-        totals.num_compared_tokens += work.num_compared_tokens
-        work.num_requests = work.num_new_tokens = work.num_compared_tokens = 0
+        num_requests = work.num_requests
+        num_admitted = len(step(scheduler).admitted)
+        work.num_steps += 1
+        assert work.num_requests - num_requests <= num_admitted + MOST_SKIPPED + 1
+        # Each prompt once with the one before it, and at most once with the pages of the tree.
+        once = sum(work.seen.values())
+        searched = MOST_PAGES * page_size * (work.num_requests - before.num_requests)
+        assert work.num_compared_tokens - before.num_compared_tokens <= 2 * once + searched
     assert len(scheduler.take_finished()) == len(prompts)
-    return totals
+    return Work(
+        work.num_steps - before.num_steps,
+        work.num_requests - before.num_requests,
+        work.num_compared_tokens - before.num_compared_tokens,
+    )
 
 
 @pytest.mark.parametrize("page_size", [16, 256])

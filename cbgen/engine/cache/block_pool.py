@@ -63,17 +63,19 @@ class BlockPool:
             self._references[block_id] = 1
         return block_ids
 
-    def acquire(self, block_id: int) -> None:
-        """Add a reference to a block in use or cached.
+    def acquire(self, *block_ids: int) -> None:
+        """Add a reference to each of some blocks in use or cached.
 
         Raises:
-            ValueError: the block is empty.
+            ValueError: a block is empty.
         """
-        if self._references[block_id] == 0:
-            if block_id not in self._cached:
-                raise ValueError(f"block {block_id} is acquired but holds nothing")
-            del self._cached[block_id]
-        self._references[block_id] += 1
+        references = self._references
+        for block_id in block_ids:
+            if references[block_id] == 0:
+                if block_id not in self._cached:
+                    raise ValueError(f"block {block_id} is acquired but holds nothing")
+                del self._cached[block_id]
+            references[block_id] += 1
 
     def release(self, block_id: int, *, keep: bool = False) -> None:
         """Drop one reference; without any, the block becomes cached (`keep`) or empty.

@@ -79,8 +79,7 @@ class KVCache:
         host_copy, start = self._start(request, match)
         num_groups = len(self.shape.spans)
         sequence = BlockSequence([0] * num_groups, [0] * num_groups, self._shares_prefixes)
-        for node in match.shared:
-            sequence.append(node)
+        sequence.extend(match.shared)
         extended = self._tables.extend(request, sequence, start)
         if extended is None:
             raise ValueError(f"not enough blocks are free for {request.request_id}")
@@ -141,14 +140,17 @@ class KVCache:
         if keep:
             self._tables.index(request, sequence, num_tokens)
         request.num_slots = 0
+        held = [*enumerate(zip(sequence.first, sequence.end, strict=True))]
         for node in reversed(sequence.nodes):
             if node.owner is request:
                 node.owner = None
                 self._tree.truncate(node, num_tokens - node.index * self.shape.page_size)
-            for group, block in sequence.held_of(node):
-                self._tables.release(node, group, block)
+            for group, (first, end) in held:
+                if first <= node.index < end:
+                    self._tables.release(node, group, node.blocks[group])
             node.num_users -= 1
-            self._tree.drop_if_useless(node)
+            if node.num_users == 0:
+                self._tree.drop_if_useless(node)
 
     def forget(self, request: Request) -> None:
         """Give up what a request that waited has in the host pool, and what was found of it."""

@@ -30,10 +30,11 @@ class BlockSequence:
     num_final: int = 0
     """Leading nodes whose tokens are complete and in the tree."""
 
-    def append(self, node: PrefixNode) -> None:
-        """Add the next logical block."""
-        node.num_users += 1
-        self.nodes.append(node)
+    def extend(self, nodes: Sequence[PrefixNode]) -> None:
+        """Add the next logical blocks."""
+        for node in nodes:
+            node.num_users += 1
+        self.nodes += nodes
 
     def pass_by(self, group: int, first: int) -> list[tuple[PrefixNode, int]]:
         """Stop holding the blocks of a group before `first`; return them."""
@@ -159,18 +160,17 @@ class BlockTables:
             return None
         while len(sequence.nodes) * self._page_size < request.num_tokens:
             parent = sequence.nodes[-1] if sequence.nodes else self._tree.root
-            sequence.append(PrefixNode(parent, len(self._spans), request))
+            sequence.extend([PrefixNode(parent, len(self._spans), request)])
         for group, begin, end in wanted:  # all that is shared, before anything is evicted
-            for node in sequence.nodes[begin:end]:
-                if node.blocks[group] >= 0:
-                    self._pool.acquire(node.blocks[group])
+            blocks = [node.blocks[group] for node in sequence.nodes[begin:end]]
+            self._pool.acquire(*[block for block in blocks if block >= 0])
         growth: list[NewBlocks] = []
         fresh: set[int] = set()
         for group, begin, end in wanted:
             nodes = sequence.nodes[begin:end]
             fresh.update(self._fill(nodes, group))
             sequence.end[group] = end
-            block_ids = tuple(node.blocks[group] for node in nodes)
+            block_ids = tuple([node.blocks[group] for node in nodes])
             growth.append(NewBlocks(request.row, group, begin, block_ids))
         request.num_slots = min(sequence.end) * self._page_size
         return growth, fresh

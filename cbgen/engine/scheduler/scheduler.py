@@ -31,6 +31,8 @@ from cbgen.errors import RowError
 
 _MOST_SKIPPED = 64
 """Requests that may be passed over in one step because a prefix of theirs is being computed."""
+_MOST_SKIPPED_AGAIN = 8
+"""Those of them that have waited before."""
 _MOST_TWICE = 0.125
 """Share of a step's tokens that may be computed twice, by requests that have waited once."""
 _NON_FINITE = (
@@ -211,7 +213,7 @@ class Scheduler(ABC):
             return
         self._waiting.wake(builder.step)
         most_twice = int(_MOST_TWICE * self._plan.max_batch_tokens)
-        num_skipped = 0
+        num_skipped = num_skipped_again = 0
         while builder.tokens_left and self._free_rows:
             request = self._waiting.first()
             if request is None:
@@ -221,13 +223,14 @@ class Scheduler(ABC):
             if awaited is not None and self._active:
                 if request.has_waited and awaited.num_saved <= most_twice:
                     most_twice -= awaited.num_saved
-                elif num_skipped < _MOST_SKIPPED:
+                else:
+                    if num_skipped == _MOST_SKIPPED or num_skipped_again == _MOST_SKIPPED_AGAIN:
+                        return
                     num_skipped += 1
+                    num_skipped_again += request.has_waited
                     request.has_waited = True
                     self._waiting.hold(awaited)
                     continue
-                else:
-                    return
             if not self._admission.fits(request, match, is_alone=not self._active):
                 return
             self._waiting.pop()
