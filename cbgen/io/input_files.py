@@ -199,13 +199,12 @@ class ReopenedFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Move to an offset."""
-        starts = {
-            os.SEEK_SET: 0,
-            os.SEEK_CUR: self._offset,
-            os.SEEK_END: os.path.getsize(self._path),
-        }
-        self._offset = starts[whence] + offset
-        return self._offset
+        if whence == os.SEEK_CUR:
+            offset += self._offset
+        elif whence == os.SEEK_END:
+            offset += os.path.getsize(self._path)
+        self._offset = offset
+        return offset
 
 
 def is_remote(path: str) -> bool:

@@ -188,12 +188,6 @@ class FrameFile(OutputFile):
         file._compress = codec.compress
         return file
 
-    def cut(self, size: int = 0) -> None:
-        """Drop what a regular file holds beyond its first `size` bytes, which end a frame."""
-        self._pending.clear()
-        self._pending_bytes = 0
-        super().cut(size)
-
     def append(self, lines: bytes) -> None:
         """Take whole lines; where writing a frame fails, the file ends with its last whole one."""
         self._pending.append(lines)

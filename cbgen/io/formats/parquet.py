@@ -41,6 +41,7 @@ ROW_GROUP_BYTES = 8 * 2**20
 _BATCH_ROWS = 1024
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE  # keys of maps
 _IS_JSON = {b"cbgen": b"json"}
+_NO_PYTHON_VALUE = (ValueError, KeyError, OverflowError)
 _EXACT_IN_FLOAT = 2**53
 _LARGEST = 2**63
 _MAX_LEVELS = 8
@@ -128,35 +129,30 @@ class ParquetRows:
 
     def _lines_of(self, batch: pyarrow.RecordBatch) -> Iterator[bytes | RowError]:
         batch = batch.cast(self._in_utc).cast(self._as_text)
-        errors: dict[int, RowError] = {}
-        columns = [
-            _values(column, name, errors)
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        ]
-        for number in range(batch.num_rows):
-            if number in errors:
-                yield errors[number]
+        rows: Iterable[dict[str, Any] | RowError]
+        try:
+            rows = batch.to_pylist(maps_as_pydicts="strict")
+        except _NO_PYTHON_VALUE:
+            rows = (_row_of(batch, number) for number in range(batch.num_rows))
+        for row in rows:
+            if isinstance(row, RowError):
+                yield row
                 continue
-            values = (column[number] for column in columns)
-            row = dict(zip(batch.schema.names, values, strict=True))
             for name in self._json_columns:
                 if row[name] is not None:
                     row[name] = orjson.Fragment(row[name])
             yield _line_of(row)
 
 
-def _values(column: pyarrow.Array, name: str, errors: dict[int, RowError]) -> list[Any]:
-    """Return the values of a column; None, and an entry in `errors`, where Python has none."""
-    try:
-        return list(column.to_pylist(maps_as_pydicts="strict"))
-    except (ValueError, KeyError, OverflowError):
-        values: list[Any] = [None] * len(column)
-        for number, value in enumerate(column):
-            try:
-                values[number] = value.as_py(maps_as_pydicts="strict")
-            except (ValueError, KeyError, OverflowError) as error:
-                errors[number] = _unreadable(name, error)
-        return values
+def _row_of(batch: pyarrow.RecordBatch, number: int) -> dict[str, Any] | RowError:
+    """Return a row of a batch, of which some values may have no form in Python."""
+    row = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            row[name] = column[number].as_py(maps_as_pydicts="strict")
+        except _NO_PYTHON_VALUE as error:
+            return _unreadable(name, error)
+    return row
 
 
 def _line_of(row: dict[str, Any]) -> bytes | RowError:

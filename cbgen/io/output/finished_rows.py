@@ -93,16 +93,13 @@ class FinishedRows:
         Raises:
             OutputError: a file cannot be written; nothing is lost.
         """
+        if output.is_table:  # it is written anew as a whole
+            self._end, self._in_place = 0, RowSet()
         waiting = WaitingRows(journal, len(self._in_place))
         waiting.keep(self._moved())
         output.cut(self._end)
         output.sync()
         return waiting
-
-    def move_all(self) -> None:
-        """Let OUT be written anew as a whole: all its rows move."""
-        self._end = 0
-        self._in_place = RowSet()
 
     def _scan_output(self, on_kept: Callable[[RowOutcome], None]) -> None:
         is_in_place = True

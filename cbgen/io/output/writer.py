@@ -137,7 +137,6 @@ class RowWriter:
             if self._journal is None:
                 for _, line in self._waiting.rows():
                     self._output.append(line)
-        with contextlib.suppress(OutputError, ClosedOutput):
             if self._begun:
                 self._sync()
         for file in self._files:
@@ -184,8 +183,6 @@ class RowWriter:
                     self._journal.cut()
             else:
                 assert self._journal is not None, "who resumes has a journal"
-                if self._output.is_table:
-                    self._finished.move_all()
                 self._waiting = self._finished.apply(self._output, self._journal)
             if self._run is not None:
                 self._sync()  # OUT.run must not speak of other rows than these files hold
@@ -195,21 +192,17 @@ class RowWriter:
 
     def _finish(self) -> None:
         """Write all rows that wait, and sync."""
+        while self._drain():
+            pass
         waiting = self._waiting
+        missing = waiting.first_missing()
+        if missing < waiting.end:
+            raise OutputError(
+                f"{self._path}: row {missing} never came; the rows after it are kept in the journal"
+            )
         if self._output.is_table:
-            if waiting.first_missing() == waiting.end:
-                self._output.write_all(lambda: (line for _, line in waiting.rows()))
-                return
-        else:
-            while self._drain():
-                pass
-            if not waiting:
-                self._output.sync()
-                return
-        raise OutputError(
-            f"{self._path}: row {waiting.first_missing()} never came; the rows after it are kept "
-            "in the journal"
-        )
+            self._output.write_all(lambda: (line for _, line in waiting.rows()))
+        self._output.sync()
 
     def _drain(self) -> bool:
         """Move rows whose turn it is to OUT; return whether any was moved."""
