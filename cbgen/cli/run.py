@@ -15,9 +15,11 @@ from cbgen.cli.logs import take_over_library_logs
 from cbgen.cli.progress import ProgressMeter, job_display
 from cbgen.cli.stopping import Stopper, StopSignal
 from cbgen.cli.summary import describe_inputs, settings_lines, summary_lines, written_rows
-from cbgen.errors import CbgenError, EngineError, StoppedEarly, UsageError
+from cbgen.errors import CbgenError, EngineError, StoppedEarly
+from cbgen.io.input_files import is_remote
 from cbgen.io.inputs import Inputs
-from cbgen.io.output.output_file import journal_path
+from cbgen.io.output.output_file import note_output
+from cbgen.io.used_files import UsedFiles, real_output
 from cbgen.job.options import JobOptions
 from cbgen.job.report.report_writer import ReportWriter
 from cbgen.job.report.statistics import JobStatistics
@@ -65,7 +67,7 @@ def run_command(
     console.line(f"cbgen {__version__}: {recipe}, {describe_inputs(inputs)} -> {output_path}")
     options = JobOptions(
         inputs=inputs,
-        output=output_path,
+        output=real_output(output_path),
         overwrite=overwrite,
         resume=resume or resume_any or retry is not None,
         resume_any=resume_any,
@@ -74,13 +76,14 @@ def run_command(
         input_format=input_format,
         strict=strict,
     )
+    paths = {"--stats": stats_path, "--metrics": metrics_path, "--trace": trace_path}
+    _refuse_shared_files(checked, recipe, options, paths)
     stopper = Stopper(
         EarlyStop(),
         console.line,
         time_limit=time_limit,
         requeue_signal=requeue_signal,
     )
-    paths = {"--stats": stats_path, "--metrics": metrics_path, "--trace": trace_path}
     raise typer.Exit(_run_with_reports(console, checked, options, stopper, paths))
 
 
@@ -92,7 +95,6 @@ def _run_with_reports(
     report_paths: Mapping[str, str | None],
 ) -> ExitCode:
     """Run the job, and complete the files about it (by option) however it ends."""
-    _refuse_taken_paths(options, report_paths)
     statistics = JobStatistics()
     report_writer = ReportWriter(
         statistics,
@@ -118,18 +120,25 @@ def _run_with_reports(
     return code
 
 
-def _refuse_taken_paths(options: JobOptions, paths: Mapping[str, str | None]) -> None:
-    """Refuse to write a file about the run over its rows, or two such files to one path."""
-    taken = {os.path.realpath(name): "the input" for name in options.inputs.names}
-    for name in (options.output, journal_path(options.output)):
-        taken[os.path.realpath(name)] = "the output"
-    for option, path in paths.items():
-        if path is None:
-            continue
-        real = os.path.realpath(path)
-        if real in taken:
-            raise UsageError(f"{option} {path}: that file is already {taken[real]}; name another")
-        taken[real] = f"the file of {option}"
+def _refuse_shared_files(
+    recipe: Recipe, recipe_path: str, options: JobOptions, report_paths: Mapping[str, str | None]
+) -> None:
+    """Refuse to write over what the run reads, or two things into one file."""
+    files = UsedFiles()
+    files.read(recipe_path, "the recipe")
+    model = os.path.expanduser(recipe.model.path)
+    files.read(model, "a file of the model")
+    files.read_folder(model, "a file of the model")
+    template = os.path.expanduser(recipe.prompt.chat_template or "")
+    if os.path.isfile(template):
+        files.read(template, "the chat template")
+    for name in options.inputs.names:
+        if not is_remote(name):
+            files.read(name, f"the input file {name}")
+    note_output(files, options.output)
+    for option, path in report_paths.items():
+        if path is not None:
+            files.write(path, f"the file of {option}", given_as=f"{option} {path}")
 
 
 def _run(

@@ -24,6 +24,7 @@ from cbgen.io.input_files import (
     read_rows,
 )
 from cbgen.io.records import Record, records_from
+from cbgen.io.used_files import identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,20 +190,9 @@ def _natural_order(name: str) -> tuple[list[tuple[str, int]], str]:
 def _refuse_repeated(names: Iterable[str]) -> None:
     seen: dict[object, str] = {}
     for name in names:
-        file = _identity(name)
+        file = name if is_remote(name) else identity(name, 0) or name
         if file in seen:
             first = seen[file]
             also = "" if first == name else f" (the same file as {first})"
             raise UsageError(f"{name}: is given twice{also}; each row would be answered twice")
         seen[file] = name
-
-
-def _identity(name: str) -> object:
-    """Return what two names of one file have in common."""
-    if name == "-" or is_remote(name):
-        return name
-    try:
-        status = os.stat(name)
-    except OSError:  # whoever opens it says what is wrong
-        return name
-    return status.st_dev, status.st_ino

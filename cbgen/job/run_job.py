@@ -17,7 +17,7 @@ from cbgen.errors import StoppedEarly, UsageError
 from cbgen.io.input_files import refuse_remote_output
 from cbgen.io.json_values import encode_row
 from cbgen.io.output.finished_rows import FinishedRows, holds_rows
-from cbgen.io.output.output_file import ClosedOutput, is_stream_output, refuse_same_file
+from cbgen.io.output.output_file import ClosedOutput, is_stream_output
 from cbgen.io.output.run_file import RunFile
 from cbgen.io.output.writer import RowWriter
 from cbgen.io.records import Record
@@ -210,8 +210,6 @@ class JobFiles:
 
 def _check_output(options: JobOptions) -> None:
     refuse_remote_output(options.output)
-    for name in options.inputs.names:
-        refuse_same_file(name, options.output)
     if not options.resume:
         return
     if options.overwrite:

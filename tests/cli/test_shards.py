@@ -115,7 +115,7 @@ def test_the_output_is_compared_with_each_input(cbgen, recipe, inputs, tmp_path)
     out = str(tmp_path / "in-2.jsonl.gz")
     finished = cbgen("run", recipe, *inputs, "-o", out, "--overwrite")
     assert finished.code == 2
-    assert f"the output is the input file {out}" in finished.err
+    assert f"the output is already the input file {out}" in finished.err
 
 
 def test_a_torn_input_gives_the_rows_before_it_and_ends_with_2(cbgen, recipe, tmp_path):

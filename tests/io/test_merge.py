@@ -249,7 +249,7 @@ def test_notes_about_the_earlier_output_go_with_it(shards, out):
 
 def test_a_shard_cannot_be_the_output(shards):
     paths = shards(LINES, 2)
-    with pytest.raises(UsageError, match="choose another output"):
+    with pytest.raises(UsageError, match="name another file"):
         merge_shards(paths[0], paths, overwrite=True)
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from cbgen.errors import OutputError, UsageError
 from cbgen.io.output import journal as journal_module
 from cbgen.io.output import writer
-from cbgen.io.output.output_file import refuse_same_file
 from cbgen.io.output.writer import RowWriter
 
 
@@ -181,24 +180,6 @@ def test_an_output_in_the_working_folder_needs_no_folder_name(tmp_path, monkeypa
     with RowWriter("out.jsonl") as rows:
         rows.write(0, line_of(0))
     assert (tmp_path / "out.jsonl").read_bytes() == line_of(0)
-
-
-@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
-def test_an_output_that_is_the_input_is_refused_through_links(tmp_path, link):
-    source = tmp_path / "in.jsonl"
-    source.write_bytes(b"{}\n")
-    for name in ("out.jsonl", "result.jsonl.journal"):
-        getattr(tmp_path / name, link)(source)
-        with pytest.raises(UsageError, match="the output is the input file"):
-            refuse_same_file(str(source), str(tmp_path / name.removesuffix(".journal")))
-
-
-def test_an_output_that_is_another_file_is_not_refused(tmp_path):
-    source = tmp_path / "in.jsonl"
-    source.write_bytes(b"{}\n")
-    refuse_same_file(str(source), str(tmp_path / "out.jsonl"))
-    refuse_same_file(str(tmp_path / "missing.jsonl"), str(tmp_path / "out.jsonl"))
-    refuse_same_file("-", "-")
 
 
 def test_the_journal_is_no_larger_than_what_waits_allows(out, journal, monkeypatch):

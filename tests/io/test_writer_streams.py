@@ -14,7 +14,7 @@ import pytest
 
 from cbgen.errors import OutputError, UsageError
 from cbgen.io.output import output_file, writer
-from cbgen.io.output.output_file import ClosedOutput, refuse_same_file
+from cbgen.io.output.output_file import ClosedOutput
 from cbgen.io.output.writer import RowWriter
 
 ROOT = Path(__file__).parents[2]
@@ -266,18 +266,6 @@ def test_a_named_pipe_gets_the_rows_in_order(tmp_path):
     assert received == [line_of(0) + line_of(1)]
 
 
-def test_stdin_and_output_may_not_be_one_file(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(b"{}\n")
-    module = "cbgen.io.output.output_file"
-    code = f"from {module} import refuse_same_file; refuse_same_file('-', {str(path)!r})"
-    with path.open("rb") as stdin:
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, stdin=stdin, capture_output=True, check=False
-        )
-    assert b"UsageError" in done.stderr
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o500)
@@ -298,10 +286,6 @@ def test_a_run_killed_at_any_moment_leaves_whole_rows(tmp_path):
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert path.read_bytes() == b'{"index":0}\n{"index":1}\n'
     assert Path(f"{path}.journal").read_bytes() == b'{"index":3}\n{"index":5}\n'
-
-
-def test_refusing_the_same_file_ignores_terminals_and_devices():
-    refuse_same_file("/dev/null", "/dev/null")
 
 
 def test_a_device_without_room_is_an_output_error():

@@ -23,11 +23,12 @@ from cbgen.io.output.output_file import (
     OutputFile,
     is_stream_output,
     journal_path,
-    refuse_same_file,
+    note_output,
     replace_file,
     run_path,
 )
 from cbgen.io.output.run_file import RunHeader, read_run
+from cbgen.io.used_files import UsedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -208,10 +209,13 @@ def _refuse_output(output: str, names: Sequence[str], *, overwrite: bool) -> Non
     refuse_remote_output(output)
     if os.path.lexists(output) and not overwrite and not is_stream_output(output):
         raise UsageError(f"{output}: already exists; use --overwrite, or choose another output")
+    files = UsedFiles()
     for name in names:
         if name == "-":
             raise UsageError("-: shards are read side by side; give files")
-        refuse_same_file(name, output)
+        if not is_remote(name):
+            files.read(name, f"the input file {name}")
+    note_output(files, output)
 
 
 def _remove_notes(output: str) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, Self
 
 from cbgen.errors import OutputError, UsageError
+from cbgen.io.used_files import UsedFiles
 
 NEW = ".new"
 """Ends the name of a file that is about to replace another one."""
@@ -26,6 +27,7 @@ NOT_OPEN = -1
 """The descriptor of an output that is not open, or not any more."""
 _CHUNK_BYTES = 2**20
 _FILE_MODE = 0o666  # less the umask, as open() does
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # file systems that know no locks
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # file systems that know no fsync
 
 
@@ -54,6 +56,7 @@ class OutputFile:
         self._created = created
         self._torn = False
         self._unsynced = False
+        self._was_written = False
 
     @classmethod
     def open(cls, path: str, overwrite: bool) -> Self:
@@ -79,7 +82,7 @@ class OutputFile:
         self.size = size
         if self.is_regular:
             self._cut_torn_line()
-            self._unsynced = True
+            self._unsynced = self._was_written = True
 
     def append(self, lines: bytes) -> None:
         """Hand whole lines to the operating system before returning.
@@ -102,7 +105,7 @@ class OutputFile:
             if not complete:
                 self._cut_torn_line()
         self.size += len(lines)
-        self._unsynced = True
+        self._unsynced = self._was_written = True
 
     def write_all(self, lines: Callable[[], Iterator[bytes]]) -> None:
         """Write all rows, and put them on disk.
@@ -139,7 +142,7 @@ class OutputFile:
         """Put on disk what was written; without effect on pipes and terminals.
 
         Raises:
-            OutputError: the disk fails.
+            OutputError: the disk fails, or something else has removed the file or cut it off.
         """
         if self.is_regular and self._unsynced:
             try:
@@ -148,6 +151,8 @@ class OutputFile:
                 if error.errno not in _NO_SYNC:
                     raise self._output_error(error) from error
         self._unsynced = False
+        if self.is_regular and self._was_written:
+            self._refuse_foreign_change()
 
     def close(self) -> None:
         """Close the file; stdout stays open for the process.
@@ -168,6 +173,7 @@ class OutputFile:
         self.close()
         self.descriptor, self.size = other.descriptor, other.size
         self._torn = self._unsynced = False
+        self._was_written = True
 
     def remove(self) -> None:
         """Close and delete the file.
@@ -187,6 +193,24 @@ class OutputFile:
             self.remove()
         else:
             self.close()
+
+    def _refuse_foreign_change(self) -> None:
+        """See that the file still has its name and its size."""
+        status = os.fstat(self.descriptor)
+        try:
+            is_named = os.path.samestat(status, os.stat(self.path))
+        except OSError:
+            is_named = False
+        if not is_named:
+            raise OutputError(
+                f"{self.path}: was removed or replaced by something else during the run; the rows "
+                "in it are lost: run again"
+            )
+        if status.st_size != self.size:
+            raise OutputError(
+                f"{self.path}: has {status.st_size} bytes, and {self.size} were written: something "
+                "else changed it during the run; --resume goes on with the whole rows in it"
+            )
 
     def _cut_torn_line(self) -> None:
         self._torn = True
@@ -212,24 +236,6 @@ def file_error(path: str, done: str, error: OSError) -> OutputError:
     )
 
 
-def refuse_same_file(input_path: str, output_path: str) -> None:
-    """Refuse an output that is the input, through links and redirections too.
-
-    The files beside the output count as it does.
-
-    Raises:
-        UsageError: they are one file.
-    """
-    source = _regular_status(input_path, 0)
-    beside = [] if output_path == "-" else [journal_path(output_path), run_path(output_path)]
-    for path in [output_path, *beside]:
-        target = _regular_status(path, _STDOUT)
-        if source is not None and target is not None and os.path.samestat(source, target):
-            raise UsageError(
-                f"{path}: the output is the input file {input_path}; choose another output"
-            )
-
-
 def journal_path(path: str) -> str:
     """Return where the rows that wait for their turn are kept."""
     return path + ".journal"
@@ -238,6 +244,37 @@ def journal_path(path: str) -> str:
 def run_path(path: str) -> str:
     """Return where it is noted what made an output."""
     return path + ".run"
+
+
+def note_output(files: UsedFiles, path: str) -> None:
+    """Note an output, and what lies beside it, among the files that a command writes.
+
+    Raises:
+        UsageError: one of them is used for something else.
+    """
+    files.write(path, "the output", given_as=path)
+    if path != "-" and not is_device(path):
+        files.write(journal_path(path), "the output's journal", given_as=path)
+        files.write(run_path(path), "what is noted of the run", given_as=path)
+
+
+def lock_output(descriptor: int, path: str) -> None:
+    """Keep other runs off an output: lock it, or the file beside it that stands for it.
+
+    The lock is that of the open file and ends with it. A file system without locks is let pass.
+
+    Raises:
+        UsageError: another run has the lock, or the file cannot be locked.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"{path}: another run is writing it; wait for its end, or choose another output"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise UsageError(f"{path}: cannot be locked: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -291,14 +328,6 @@ def sync_folder(path: str) -> None:
     except OSError as error:
         if error.errno not in _NO_SYNC:
             raise file_error(path, "synced", error) from error
-
-
-def _regular_status(path: str, descriptor: int) -> os.stat_result | None:
-    try:
-        status = os.fstat(descriptor) if path == "-" else os.stat(path)
-    except OSError:
-        return None
-    return status if stat.S_ISREG(status.st_mode) else None
 
 
 def refuse_path(path: str, *, overwrite: bool) -> None:

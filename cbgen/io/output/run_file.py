@@ -8,8 +8,6 @@ before its row is. The file's lock keeps a second run off OUT. Knows nothing of 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -24,6 +22,7 @@ from cbgen.io.output.output_file import (
     NEW,
     OutputFile,
     in_chunks,
+    lock_output,
     replace_file,
     run_path,
     sync_folder,
@@ -36,7 +35,6 @@ _END = b"\xff" * _DIGEST_BYTES
 _STAND_IN = b"\x01" * _DIGEST_BYTES
 _CHUNK_DIGESTS = 8192
 _MAX_HEADER_BYTES = 2**24
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # file systems that know no locks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,7 @@ class RunFile:
             file = OutputFile.open(path, overwrite=True)
             with contextlib.ExitStack() as undo:
                 undo.callback(file.close)
-                _lock(file.descriptor, output_path)
+                lock_output(file.descriptor, output_path)
                 if _is_named(file.descriptor, path):  # else its owner has replaced or removed it
                     run = cls(path, file, header)
                     undo.pop_all()
@@ -140,7 +138,7 @@ class RunFile:
         """
         if self._draft is not None:
             self._draft.sync()
-            _lock(self._draft.descriptor, self.path)
+            lock_output(self._draft.descriptor, self.path)
             replace_file(self._draft.path, self.path)
             self._file.take_over(self._draft)
             self._draft = None
@@ -254,18 +252,6 @@ def _count_known(descriptor: int, start: int) -> tuple[int, bool]:
 
 def _header_line(header: RunHeader) -> bytes:
     return orjson.dumps(asdict(header), option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _lock(descriptor: int, output_path: str) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UsageError(
-            f"{output_path}: another run is writing it; wait for its end, or choose another output"
-        ) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise UsageError(f"{output_path}: cannot be locked: {error.strerror}") from error
 
 
 def _is_named(descriptor: int, path: str) -> bool:

@@ -18,7 +18,7 @@ from cbgen.errors import OutputError
 from cbgen.io.formats.registry import JSON_LINES, format_of_name
 from cbgen.io.output.finished_rows import FinishedRows
 from cbgen.io.output.journal import Journal, Spool, WaitingRows
-from cbgen.io.output.output_file import ClosedOutput, journal_path
+from cbgen.io.output.output_file import ClosedOutput, journal_path, lock_output
 from cbgen.io.output.run_file import RunFile
 
 SYNC_SECONDS = 1.0
@@ -168,6 +168,8 @@ class RowWriter:
         self._output = kind.open_output(self._path, overwrite)
         with contextlib.ExitStack() as undo:
             undo.callback(self._output.remove_if_created)
+            if self._output.is_regular and not self._output.is_table:
+                lock_output(self._output.descriptor, self._path)
             is_direct = self._order == "completion" and kind is JSON_LINES
             if self._output.is_regular and (not is_direct or self._finished is not None):
                 self._journal = Journal.open(journal_path(self._path), overwrite=overwrite)
