@@ -253,7 +253,7 @@ def note_output(files: UsedFiles, path: str) -> None:
         UsageError: one of them is used for something else.
     """
     files.write(path, "the output", given_as=path)
-    if path != "-" and not is_device(path):
+    if not is_stream_output(path):
         files.write(journal_path(path), "the output's journal", given_as=path)
         files.write(run_path(path), "what is noted of the run", given_as=path)
 
