@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from cbgen.engine.attention import per_request
+from cbgen.engine.attention import base
 from cbgen.engine.attention.backends import BACKENDS, backend_class
 from cbgen.engine.attention.base import LayerAttention, LayerCache
 from cbgen.engine.attention.metadata import AttentionMetadata, causal_mask
@@ -290,7 +290,7 @@ def test_a_row_is_the_same_alone_and_among_others(backend_name):
 @pytest.mark.parametrize("most_scores", [1, 4 * 19 * 3, 4 * 19 * 7])
 @pytest.mark.parametrize("backend_name", BACKENDS)
 def test_queries_may_run_in_parts(backend_name, most_scores, monkeypatch):
-    monkeypatch.setattr(per_request, "MOST_SCORES", most_scores)
+    monkeypatch.setattr(base, "MOST_SCORES", most_scores)
     shape = Shape(requests=((12, 7), (3, 1), (0, 9)), window=6)
     assert_equal_to_the_definition(shape, backend_name)
 

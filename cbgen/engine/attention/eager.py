@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cbgen.engine.attention.base import LayerAttention
-from cbgen.engine.attention.per_request import PerRequestBackend
+from cbgen.engine.attention.base import LayerAttention, PerRequestBackend
 from cbgen.engine.sizing import AttentionSizes
 
 

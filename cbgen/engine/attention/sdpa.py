@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cbgen.engine.attention.base import LayerAttention
-from cbgen.engine.attention.per_request import PerRequestBackend
+from cbgen.engine.attention.base import LayerAttention, PerRequestBackend
 from cbgen.engine.sizing import AttentionSizes, PlanFacts, Refusal
 
 
@@ -18,11 +17,8 @@ class SdpaBackend(PerRequestBackend):
         """Refuse models whose attention has softcap or sinks."""
         needs = [
             need
-            for need, wanted in (
-                ("softcap", any(layer.has_softcap for layer in facts.layers)),
-                ("sinks", any(layer.has_sinks for layer in facts.layers)),
-            )
-            if wanted
+            for need in ("softcap", "sinks")
+            if any(getattr(layer, f"has_{need}") for layer in facts.layers)
         ]
         if not needs:
             return None

@@ -19,7 +19,7 @@ from cbgen.engine.attention.context import PagedLayers, PagedStep
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.cpu.best_token import HeadScreen
 from cbgen.engine.cpu.decoder_layers import ModelParts, describe
-from cbgen.engine.cpu.native import PARTS, Cache, Kernels, Step, StepGroup
+from cbgen.engine.cpu.native import PARTS, Cache, Kernels, Pages, Step, StepGroup
 from cbgen.engine.sampling.scores import Logits, Scores
 
 
@@ -94,13 +94,7 @@ class FusedDecoder(nn.Module):
         description = self._description
         for index, layer in zip(description.layer_indices, description.layers, strict=True):
             keys, values = pages.caches[index].keys, pages.caches[index].values
-            layer.cache = Cache(
-                keys.data_ptr(),
-                values.data_ptr(),
-                *keys.stride()[:3],
-                *values.stride()[:3],
-                keys.shape[1],
-            )
+            layer.cache = Cache(Pages.of(keys, values), keys.shape[1])
             layer.group = pages.group_of[index]
         self._placed = pages
 

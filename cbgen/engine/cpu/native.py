@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,12 +38,6 @@ MOST_PARTS = 3
 PARTS = ("products", "attention", "small")
 """What the library measures the time of, in its order; "small" are norms, rotary embedding and
 writes to the cache. Activations are part of the products whose results they take."""
-
-_PAGE_STRIDES = (
-    *("key_block_stride", "key_token_stride", "key_head_stride"),
-    *("value_block_stride", "value_token_stride", "value_head_stride"),
-)
-"""What the library must know of the pages of a layer."""
 
 _ROTATION = 64
 """Depths of an int8 weight that are rotated together."""
@@ -79,14 +74,29 @@ class Linear(ctypes.Structure):
     )
 
 
+class Pages(ctypes.Structure):
+    """The pages of a layer, as `CbgenAttention` and `CbgenCache` hold them."""
+
+    _fields_ = (
+        *_pointers("keys", "values"),
+        *_numbers("key_block_stride", "key_token_stride", "key_head_stride"),
+        *_numbers("value_block_stride", "value_token_stride", "value_head_stride"),
+    )
+
+    @classmethod
+    def of(cls, keys: torch.Tensor, values: torch.Tensor) -> Pages:
+        """Return pages [blocks, tokens of a page, heads, dim] as the library takes them."""
+        strides = (*keys.stride()[:3], *values.stride()[:3])
+        return cls(keys.data_ptr(), values.data_ptr(), *strides)
+
+
 class Attention(ctypes.Structure):
     """`CbgenAttention`."""
 
     _fields_ = (
         *_pointers("query"),
         *_numbers("query_token_stride", "query_head_stride"),
-        *_pointers("keys", "values"),
-        *_numbers(*_PAGE_STRIDES),
+        ("pages", Pages),
         *_pointers("block_tables"),
         *_numbers("block_table_stride"),
         *_pointers("query_starts", "key_lens"),
@@ -113,10 +123,7 @@ class Product(ctypes.Structure):
 class Cache(ctypes.Structure):
     """`CbgenCache`."""
 
-    _fields_ = (
-        *_pointers("keys", "values"),
-        *_numbers(*_PAGE_STRIDES, "page_size"),
-    )
+    _fields_ = (("pages", Pages), *_numbers("page_size"))
 
 
 class DecoderLayer(ctypes.Structure):
@@ -192,43 +199,50 @@ class Step(ctypes.Structure):
     )
 
 
+_NUMBER, _POINTER, _FORMAT, _NAME = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p
+_MATRIX = (_POINTER, _FORMAT, _NUMBER, _NUMBER, _NUMBER, _NUMBER)
+"""What `_matrix` returns."""
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "instruction_sets": (_NAME,),
+    "selected": (_NAME,),
+    "select": (ctypes.c_int32, _NAME),
+    "exact_format": (_FORMAT, *_MATRIX, _NUMBER),
+    "pack": (None, *_MATRIX, _FORMAT, _POINTER, _NUMBER),
+    "pack_int8": (None, *_MATRIX, _POINTER, _NUMBER),
+    "unpack_rows": (None, _POINTER, _FORMAT, _NUMBER, _POINTER, _NUMBER, _POINTER, _NUMBER),
+    "linear": (None, _POINTER, _NUMBER),
+    "attention": (None, _POINTER, _NUMBER),
+    "multiply_add": (_NUMBER, _NUMBER, _NUMBER),
+    "largest": (None, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER, _NUMBER),
+    "best_columns": (None, _POINTER, _NUMBER),
+    "decode": (None, _POINTER, _POINTER, _NUMBER),
+}
+"""Functions of the library, whose names begin with `cbgen_`: what they return, what they take. From
+`exact_format` on, the last argument is the number of threads."""
+
+
 class Kernels:
     """The opened library. Tensors are the caller's: on the CPU, of the stated dtypes, alive."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        number, pointer = ctypes.c_int64, ctypes.c_void_p
-        name, format_number = ctypes.c_char_p, ctypes.c_int32
-        self._names = _function(library, "cbgen_instruction_sets", name)
-        self._selected = _function(library, "cbgen_selected", name)
-        self._select = _function(library, "cbgen_select", ctypes.c_int32, name)
-        matrix = (pointer, format_number, number, number, number, number)
-        self._exact_format = _function(
-            library, "cbgen_exact_format", format_number, *matrix, number
-        )
-        self._pack = _function(library, "cbgen_pack", None, *matrix, format_number, pointer, number)
-        self._pack_int8 = _function(library, "cbgen_pack_int8", None, *matrix, pointer, number)
-        self._unpack_rows = _function(
-            library,
-            "cbgen_unpack_rows",
-            None,
-            *(pointer, format_number, number, pointer, number, pointer, number),
-        )
-        self._linear = _function(library, "cbgen_linear", None, pointer, number)
-        self._attention = _function(library, "cbgen_attention", None, pointer, number)
-        self._multiply_add = _function(library, "cbgen_multiply_add", number, number, number)
-        self._largest = _function(
-            library, "cbgen_largest", None, pointer, number, number, number, pointer, number
-        )
-        self._best_columns = _function(library, "cbgen_best_columns", None, pointer, number)
-        self._decode = _function(library, "cbgen_decode", None, pointer, pointer, number)
+        self._functions = {}
+        for name, (result, *arguments) in _SIGNATURES.items():
+            function = library[f"cbgen_{name}"]
+            function.restype, function.argtypes = result, arguments
+            self._functions[name] = function
+
+    def _run(self, name: str, *arguments: object) -> Any:  # noqa: ANN401  as the table says
+        """Call a function on as many threads as torch uses."""
+        return self._functions[name](*arguments, torch.get_num_threads())
 
     def instruction_sets(self) -> tuple[str, ...]:
         """Return the names that this machine and build have, best first."""
-        return tuple(self._names().decode().split())
+        return tuple(self._functions["instruction_sets"]().decode().split())
 
     def selected(self) -> str:
         """Return the name of the instruction set in use."""
-        name: str = self._selected().decode()
+        name: str = self._functions["selected"]().decode()
         return name
 
     def select(self, name: str) -> None:
@@ -237,7 +251,7 @@ class Kernels:
         Raises:
             UsageError: this machine or build lacks it.
         """
-        if self._select(name.encode()) != 0:
+        if self._functions["select"](name.encode()) != 0:
             raise UsageError(
                 f"the instruction set {name!r} is not among those of this machine and build: "
                 f"{', '.join(self.instruction_sets())}"
@@ -259,7 +273,7 @@ class Kernels:
         Args:
             weight: [rows, columns] of one of those dtypes, strided in any way.
         """
-        return _DTYPES[self._exact_format(*_matrix(weight), torch.get_num_threads())]
+        return _DTYPES[self._run("exact_format", *_matrix(weight))]
 
     def pack(self, weight: torch.Tensor, packed: torch.Tensor) -> None:
         """Write the packed form of a weight.
@@ -270,11 +284,9 @@ class Kernels:
                 which they are rounded.
         """
         if packed.dtype == torch.int8:
-            self._pack_int8(*_matrix(weight), packed.data_ptr(), torch.get_num_threads())
-            return
-        self._pack(
-            *_matrix(weight), FORMATS[packed.dtype], packed.data_ptr(), torch.get_num_threads()
-        )
+            self._run("pack_int8", *_matrix(weight), packed.data_ptr())
+        else:
+            self._run("pack", *_matrix(weight), FORMATS[packed.dtype], packed.data_ptr())
 
     def unpack_rows(self, packed: torch.Tensor, rows: torch.Tensor, output: torch.Tensor) -> None:
         """Read rows of a weight back from its packed form.
@@ -284,14 +296,14 @@ class Kernels:
             rows: [n] int64 contiguous, within the weight's rows.
             output: [n, depth] float32 contiguous.
         """
-        self._unpack_rows(
+        self._run(
+            "unpack_rows",
             packed.data_ptr(),
             PACKED_FORMATS[packed.dtype],
             output.shape[1],
             rows.data_ptr(),
             rows.numel(),
             output.data_ptr(),
-            torch.get_num_threads(),
         )
 
     def linear(
@@ -324,11 +336,11 @@ class Kernels:
             output.stride(0),
             PACKED_FORMATS[packed.dtype],
         )
-        self._linear(ctypes.addressof(arguments), torch.get_num_threads())
+        self._run("linear", ctypes.addressof(arguments))
 
     def attention(self, arguments: Attention) -> None:
         """Run the attention that the arguments describe."""
-        self._attention(ctypes.addressof(arguments), torch.get_num_threads())
+        self._run("attention", ctypes.addressof(arguments))
 
     def largest(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the place of each row's largest number, as `rows.argmax(-1)`, but the first one.
@@ -340,13 +352,7 @@ class Kernels:
             [n] int64; where a row has what is not a number, the place of the first such.
         """
         places = torch.empty(len(rows), dtype=torch.long)
-        self._largest(
-            rows.data_ptr(),
-            rows.stride(0),
-            *rows.shape,
-            places.data_ptr(),
-            torch.get_num_threads(),
-        )
+        self._run("largest", rows.data_ptr(), rows.stride(0), *rows.shape, places.data_ptr())
         return places
 
     def multiply_add(self, rounds: int) -> int:
@@ -355,16 +361,16 @@ class Kernels:
         Returns:
             The floating-point operations that were run.
         """
-        operations: int = self._multiply_add(rounds, torch.get_num_threads())
+        operations: int = self._run("multiply_add", rounds)
         return operations
 
     def decode(self, decoder: ctypes.Structure, step: ctypes.Structure) -> None:
         """Run decoder layers over the tokens of a step."""
-        self._decode(ctypes.addressof(decoder), ctypes.addressof(step), torch.get_num_threads())
+        self._run("decode", ctypes.addressof(decoder), ctypes.addressof(step))
 
     def best_columns(self, arguments: ctypes.Structure) -> None:
         """Find the largest column of each row of a product; see `BestColumns`."""
-        self._best_columns(ctypes.addressof(arguments), torch.get_num_threads())
+        self._run("best_columns", ctypes.addressof(arguments))
 
 
 def panel_shape(columns: int, depth: int, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -372,15 +378,6 @@ def panel_shape(columns: int, depth: int, dtype: torch.dtype) -> tuple[int, int,
     if dtype == torch.int8:
         depth = -(-depth // _ROTATION) * _ROTATION + ctypes.sizeof(ctypes.c_float)
     return (-(-columns // PANEL), depth, PANEL)
-
-
-def _function(
-    library: ctypes.CDLL, name: str, result: type | None, *arguments: type
-) -> ctypes._NamedFuncPointer:
-    function = library[name]
-    function.restype = result
-    function.argtypes = arguments
-    return function
 
 
 def _matrix(weight: torch.Tensor) -> tuple[int, ...]:
