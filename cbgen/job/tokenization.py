@@ -21,7 +21,7 @@ import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
@@ -104,7 +104,7 @@ class PromptTokenizer:
     ) -> list[list[int] | RowError]:
         """Return the token ids of each text, or why it has none."""
         results: list[list[int] | RowError] = [[] for _ in texts]
-        group: list[int] = []
+        groups: list[list[int]] = []
         num_characters = 0
         for place, (text, limit) in enumerate(zip(texts, limits, strict=True)):
             if limit.truncation == "error" and len(text) > limit.max_tokens:
@@ -115,13 +115,15 @@ class PromptTokenizer:
             if len(text) > 4 * self._first_piece(limit.max_tokens):
                 results[place] = self._encode_long(text, limit, add_special_tokens)
                 continue
-            if group and num_characters + len(text) > self._piece:
-                self._encode_group(group, texts, limits, results, add_special_tokens)
-                group, num_characters = [], 0
-            group.append(place)
             num_characters += len(text)
-        if group:
-            self._encode_group(group, texts, limits, results, add_special_tokens)
+            if not groups or num_characters > self._piece:
+                groups.append([])
+                num_characters = len(text)
+            groups[-1].append(place)
+        for group in groups:
+            encoded = self._encode([texts[place] for place in group], add_special_tokens)
+            for place, prompt_ids in zip(group, encoded, strict=True):
+                results[place] = _cut(prompt_ids, limits[place])
         return results
 
     def fewest_tokens(self, text: str) -> int:
@@ -152,18 +154,6 @@ class PromptTokenizer:
             return [self._encode([text], add_special_tokens)[0] for text in texts]
         return encoded
 
-    def _encode_group(
-        self,
-        group: Sequence[int],
-        texts: Sequence[str],
-        limits: Sequence[PromptLimit],
-        results: list[list[int] | RowError],
-        add_special_tokens: bool,
-    ) -> None:
-        encoded = self._encode([texts[place] for place in group], add_special_tokens)
-        for place, prompt_ids in zip(group, encoded, strict=True):
-            results[place] = _cut(prompt_ids, limits[place])
-
     def _encode_long(
         self, text: str, limit: PromptLimit, add_special_tokens: bool
     ) -> list[int] | RowError:
@@ -172,9 +162,10 @@ class PromptTokenizer:
             first, last = self._special_tokens if add_special_tokens else ([], [])
             if limit.truncation == "left":
                 return limit.cut(self._end(text, limit.max_tokens, first, last))
-            parts = chain([first], self._pieces(text, limit.max_tokens), [last])
-            prompt_ids, is_whole = _collect(parts, limit.max_tokens)
-            if is_whole or limit.truncation == "right":
+            pieces = self._pieces(text, limit.max_tokens)
+            parts = _enough(chain([first], pieces, [last]), limit.max_tokens)
+            prompt_ids = list(chain.from_iterable(parts))
+            if len(prompt_ids) <= limit.max_tokens or limit.truncation == "right":
                 return limit.cut(prompt_ids)
             if limit.truncation == "error":
                 return limit.too_long(f"more than {limit.max_tokens}")
@@ -189,7 +180,8 @@ class PromptTokenizer:
     def _end(self, text: str, num_tokens: int, first: list[int], last: list[int]) -> list[int]:
         """Return the last tokens, more than `num_tokens` if there are so many."""
         pieces = self._pieces_from_right(text, num_tokens)
-        return _collect_from_right(chain([last], pieces, [first]), num_tokens)
+        parts = _enough(chain([last], pieces, [first]), num_tokens)
+        return list(chain.from_iterable(reversed(parts)))
 
     @cached_property
     def _special_tokens(self) -> tuple[list[int], list[int]]:
@@ -269,6 +261,7 @@ class _Places:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend: Tokenizer | None = backend if isinstance(backend, Tokenizer) else None
+        self._joins_with_space = cache(self._may_join_with_space)
 
     def first(self, text: str, position: int, stop: int) -> _Place:
         """Return a place at or behind `position`; `stop`, which is one, if none is found before."""
@@ -334,21 +327,13 @@ class _Places:
         splits = scanned.get_splits(offset_referential="original", offset_type="char")
         return [(word, place) for word, place, _ in splits]
 
-    def _joins_with_space(self, character: str) -> bool:
+    def _may_join_with_space(self, character: str) -> bool:
         """Whether an entry of the vocabulary may hold the character and a space behind it."""
-        known = self._joining.get(character)
-        if known is None:
-            assert self._backend is not None
-            normalized = "".join(word for word, _ in self._scan(f"a{character} a"))
-            pairs = [character + space for space in " \u2581\u0120"]
-            pair = next((pair for pair in pairs if normalized.endswith(f"a{pair}a")), None)
-            known = pair is None or any(pair in entry for entry in self._backend.get_vocab())
-            self._joining[character] = known
-        return known
-
-    @cached_property
-    def _joining(self) -> dict[str, bool]:
-        return {}
+        assert self._backend is not None
+        normalized = "".join(word for word, _ in self._scan(f"a{character} a"))
+        pairs = [character + space for space in " \u2581\u0120"]
+        pair = next((pair for pair in pairs if normalized.endswith(f"a{pair}a")), None)
+        return pair is None or any(pair in entry for entry in self._backend.get_vocab())
 
     @cached_property
     def _added_tokens(self) -> list[str]:
@@ -439,18 +424,8 @@ def _are_apart(first: str, second: str) -> bool:
     )
 
 
-def _collect(parts: Iterable[list[int]], max_tokens: int) -> tuple[list[int], bool]:
-    """Join parts until there are more than `max_tokens`; and whether these are all parts."""
-    prompt_ids: list[int] = []
-    for part in parts:
-        prompt_ids += part
-        if len(prompt_ids) > max_tokens:
-            return prompt_ids, False
-    return prompt_ids, True
-
-
-def _collect_from_right(parts: Iterable[list[int]], max_tokens: int) -> list[int]:
-    """Join parts that come from right to left, until there are more than `max_tokens`."""
+def _enough(parts: Iterable[list[int]], max_tokens: int) -> list[list[int]]:
+    """Take parts until they have more than `max_tokens`."""
     taken: list[list[int]] = []
     num_tokens = 0
     for part in parts:
@@ -458,7 +433,7 @@ def _collect_from_right(parts: Iterable[list[int]], max_tokens: int) -> list[int
         num_tokens += len(part)
         if num_tokens > max_tokens:
             break
-    return list(chain.from_iterable(reversed(taken)))
+    return taken
 
 
 def _cut(prompt_ids: list[int] | RowError, limit: PromptLimit) -> list[int] | RowError:
