@@ -40,15 +40,6 @@ class PreparedRow:
             self.error.forget_frames()
 
 
-@dataclass(frozen=True, slots=True)
-class _ParsedRow:
-    """A row of which all is known but the tokens of its prompt."""
-
-    prompt: Prompt
-    settings: RequestSettings
-    limit: PromptLimit
-
-
 class Preparer:
     """Prepares groups of records.
 
@@ -79,16 +70,17 @@ class Preparer:
     def prepare(self, records: Sequence[Record]) -> list[PreparedRow]:
         """Return a prepared row for each record, in order."""
         parsed = [self._parse(record) for record in records]
-        accepted = [item for item in parsed if isinstance(item, _ParsedRow)]
+        accepted = [item for item in parsed if not isinstance(item, RowError)]
         prompt_ids = iter(
             self.renderer.prompt_ids(
-                [item.prompt for item in accepted], [item.limit for item in accepted]
+                [prompt for prompt, _ in accepted],
+                [self._limit(prompt, settings) for prompt, settings in accepted],
             )
         )
         return [
             PreparedRow(record, error=item)
             if isinstance(item, RowError)
-            else self._finish(record, item.settings, next(prompt_ids))
+            else self._finish(record, item[1], next(prompt_ids))
             for record, item in zip(records, parsed, strict=True)
         ]
 
@@ -106,7 +98,8 @@ class Preparer:
             ready.sort(key=lambda row: row.requests[0].prompt_ids)
         return [request for row in ready for request in row.requests]
 
-    def _parse(self, record: Record) -> _ParsedRow | RowError:
+    def _parse(self, record: Record) -> tuple[Prompt, RequestSettings] | RowError:
+        """Return all of a row but the tokens of its prompt."""
         try:
             prompt = parse_prompt(record, template=self._template)
             settings = self.generation.resolve(
@@ -114,7 +107,7 @@ class Preparer:
             )
         except RowError as error:
             return error
-        return _ParsedRow(prompt, settings, self._limit(prompt, settings))
+        return prompt, settings
 
     def _finish(
         self, record: Record, settings: RequestSettings, prompt_ids: list[int] | RowError

@@ -53,7 +53,9 @@ class Renderer:
     """Turns prompts into token ids.
 
     Attributes:
+        tokenizer: of the model; None for a model without one.
         config: the recipe's `prompt` section.
+        sends_chat: whether plain prompts go through the chat template.
 
     Raises:
         UsageError: the recipe asks for a chat template and there is none.
@@ -64,16 +66,17 @@ class Renderer:
         self.config = config
         self._prompt_tokenizer = None if tokenizer is None else PromptTokenizer(tokenizer)
         self._chat_template = _read_template(config.chat_template)
-        self._template_text = str(self._chat_template or getattr(tokenizer, "chat_template", ""))
+        template = self._chat_template or getattr(tokenizer, "chat_template", None)
+        self._template_text = str(template or "")
         self._check_template()
-        self._sends_chat = self._decide_chat()
+        if config.chat is True and template is None:
+            raise UsageError(
+                "prompt.chat is true, and the model has no chat template; give one as "
+                "prompt.chat_template, or set prompt.chat: false"
+            )
+        self.sends_chat = template is not None if config.chat == "auto" else config.chat
         self._special_tokens = _special_tokens(tokenizer)
         self._warned_of_bos = False
-
-    @property
-    def sends_chat(self) -> bool:
-        """Whether plain prompts go through the chat template."""
-        return self._sends_chat
 
     def prompt_ids(
         self, prompts: Sequence[Prompt], limits: Sequence[PromptLimit]
@@ -88,8 +91,11 @@ class Renderer:
                     results[place] = limit.cut(prompt.prompt_ids)
                     continue
                 text, adds_special_tokens = self._render(prompt)
-                if adds_special_tokens:
-                    self._warn_of_double_bos(text)
+                if adds_special_tokens and not self._warned_of_bos and self._has_bos(text):
+                    self._warned_of_bos = True
+                    logger.warning(
+                        "a prompt begins with BOS and gets a second one: add_special_tokens is true"
+                    )
                 texts[adds_special_tokens].append((place, text))
             except RowError as error:
                 results[place] = error
@@ -125,17 +131,6 @@ class Renderer:
                     f"prompt.chat_template, line {error.__cause__.lineno}: {error.__cause__}"
                 ) from error
 
-    def _decide_chat(self) -> bool:
-        template = self._chat_template or getattr(self.tokenizer, "chat_template", None)
-        if self.config.chat == "auto":
-            return template is not None
-        if self.config.chat and template is None:
-            raise UsageError(
-                "prompt.chat is true, and the model has no chat template; give one as "
-                "prompt.chat_template, or set prompt.chat: false"
-            )
-        return self.config.chat
-
     def _render(self, prompt: Prompt) -> tuple[str, bool]:
         """Return a prompt's text and whether the tokenizer shall add its special tokens."""
         if self.tokenizer is None:
@@ -151,9 +146,11 @@ class Renderer:
         messages = prompt.messages
         if messages is None:
             text = prompt.text or ""
-            sends_chat = self._sends_chat and not rendering.is_plain
-            if not text or not sends_chat or self._is_rendered(text):
-                adds = not self._begins_with_bos(text) if setting == "auto" else setting
+            sends_chat = self.sends_chat and not rendering.is_plain
+            # Rendered chat begins with a special token.
+            is_rendered = self.config.chat == "auto" and text.startswith(self._special_tokens)
+            if not text or not sends_chat or is_rendered:
+                adds = not self._has_bos(text) if setting == "auto" else setting
                 return text, adds
             messages = [{"role": "user", "content": text}]
         return self._render_chat(messages, prompt), setting is True
@@ -202,20 +199,9 @@ class Renderer:
             )
         return {**variables, **rendering.chat_template_kwargs}
 
-    def _warn_of_double_bos(self, text: str) -> None:
-        if not self._warned_of_bos and self._begins_with_bos(text):
-            self._warned_of_bos = True
-            logger.warning(
-                "a prompt begins with BOS and gets a second one: add_special_tokens is true"
-            )
-
-    def _begins_with_bos(self, text: str) -> bool:
+    def _has_bos(self, text: str) -> bool:
         bos_token: str | None = getattr(self.tokenizer, "bos_token", None)
         return bos_token is not None and text.startswith(bos_token)
-
-    def _is_rendered(self, text: str) -> bool:
-        """Whether a plain prompt begins with a special token, as rendered chat does."""
-        return self.config.chat == "auto" and text.startswith(self._special_tokens)
 
 
 def _continued(messages: list[dict[str, Any]]) -> Rendering:

@@ -98,10 +98,20 @@ def checked_records(
         if digest is None:
             run.note(record.digest)
         elif storable(record.digest) != digest:
-            raise _changed_record(record)
+            raise UsageError(
+                f"{record.place}: the input has changed: this row is another one than the run "
+                "before read here; --resume-any redoes the rows that have changed, --overwrite "
+                "starts anew"
+            )
         yield position, record
     if next(known, None) is not None:
-        raise _missing_record(run, position + 1, inputs)
+        there = f"{inputs.names[-1]} ends after {position + 1}"
+        if inputs.limit is not None:
+            there = f"--limit {inputs.limit} takes {position + 1}"
+        raise UsageError(
+            f"the run before read {run.num_known} rows, and {there}; --resume-any drops the "
+            "answers of the others, --overwrite starts anew"
+        )
 
 
 def can_be_read_twice(inputs: Inputs) -> bool:
@@ -178,21 +188,3 @@ def _digests_now(
         if old is not None and old != storable(record.digest):
             on_changed(position)
         yield record.digest
-
-
-def _changed_record(record: Record) -> UsageError:
-    return UsageError(
-        f"{record.place}: the input has changed: this row is another one than the run before read "
-        "here; --resume-any redoes the rows that have changed, --overwrite starts anew"
-    )
-
-
-def _missing_record(run: RunFile, num_records: int, inputs: Inputs) -> UsageError:
-    if inputs.limit is not None:
-        there = f"--limit {inputs.limit} takes {num_records}"
-    else:
-        there = f"{inputs.names[-1]} ends after {num_records}"
-    return UsageError(
-        f"the run before read {run.num_known} rows, and {there}; --resume-any drops the answers of "
-        "the others, --overwrite starts anew"
-    )

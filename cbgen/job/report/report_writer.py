@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cbgen.errors import OutputError
 from cbgen.io.json_values import encode_row
@@ -54,8 +54,14 @@ class ReportWriter:
         self._statistics = statistics
         self._recipe = recipe
         self._output = output
-        self._stats = None if stats_path is None else AtomicFile(stats_path, "--stats")
-        self._metrics = None if metrics_path is None else AtomicFile(metrics_path, "--metrics")
+        self._reports: list[tuple[AtomicFile, float, Callable[[int | None], bytes]]] = []
+        """Each file, the seconds between two versions of it, and its content for an exit code."""
+        if stats_path is not None:
+            file = AtomicFile(stats_path, "--stats")
+            self._reports.append((file, _STATS_SECONDS, self._stats_json))
+        if metrics_path is not None:
+            file = AtomicFile(metrics_path, "--metrics")
+            self._reports.append((file, _METRICS_SECONDS, self._metrics_text))
         self._settings = every_setting(recipe, ())
         self._versions = package_versions(version)
         self._series = Series()
@@ -65,7 +71,7 @@ class ReportWriter:
 
     def start(self) -> None:
         """Start the thread, unless no file is wanted."""
-        if self._stats is not None or self._metrics is not None:
+        if self._reports:
             self._thread.start()
 
     def take_settings(self, effective: Sequence[Setting]) -> None:
@@ -77,39 +83,36 @@ class ReportWriter:
         self._ends.set()
         if self._thread.ident is not None:
             self._thread.join()
-        self._write_stats(exit_code)
-        self._write_metrics(exit_code)
+        for file, _, content in self._reports:
+            self._replace(file, content(exit_code))
 
     def _run(self) -> None:
-        stats_due = metrics_due = time.monotonic()
+        due = dict.fromkeys(self._reports, time.monotonic())
         while True:
             now = time.monotonic()
             if self._statistics.run_started is not None:
                 self._series.tick(self._statistics)
-            if now >= stats_due:
-                self._write_stats(None)
-                stats_due = now + _STATS_SECONDS
-            if now >= metrics_due:
-                self._write_metrics(None)
-                metrics_due = now + _METRICS_SECONDS
+            for report, moment in due.items():
+                if now >= moment:
+                    file, interval, content = report
+                    self._replace(file, content(None))
+                    due[report] = now + interval
             if self._ends.wait(_TICK_SECONDS):
                 return
 
-    def _write_stats(self, exit_code: int | None) -> None:
-        if self._stats is not None:
-            content = stats_object(
-                self._statistics,
-                exit_code=exit_code,
-                series=self._series.with_last(self._statistics),
-                settings=self._settings,
-                versions=self._versions,
-            )
-            self._replace(self._stats, encode_row(content))
+    def _stats_json(self, exit_code: int | None) -> bytes:
+        content = stats_object(
+            self._statistics,
+            exit_code=exit_code,
+            series=self._series.with_last(self._statistics),
+            settings=self._settings,
+            versions=self._versions,
+        )
+        return encode_row(content)
 
-    def _write_metrics(self, exit_code: int | None) -> None:
-        if self._metrics is not None:
-            text = metrics_text(self._statistics, self._output, exit_code)
-            self._replace(self._metrics, text.encode("utf-8", "backslashreplace"))
+    def _metrics_text(self, exit_code: int | None) -> bytes:
+        text = metrics_text(self._statistics, self._output, exit_code)
+        return text.encode("utf-8", "backslashreplace")
 
     def _replace(self, file: AtomicFile, content: bytes) -> None:
         try:

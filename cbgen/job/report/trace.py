@@ -52,8 +52,7 @@ class TraceFile:
         self._file: BinaryIO | None = open(self._path, "wb", buffering=0)  # noqa: SIM115
         self._most_bytes = most_bytes
         self._num_bytes = 0
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
+        self._pending = bytearray()
         self._flushed = self._origin = time.perf_counter()
         self._spans: dict[int, _Span] = {}
         self._named_rows: set[int] = set()
@@ -142,19 +141,17 @@ class TraceFile:
         if self._file is None:
             return
         self._num_bytes += len(line)
-        self._pending.append(line)
-        self._pending_bytes += len(line)
+        self._pending += line
         is_due = time.perf_counter() - self._flushed > _FLUSH_SECONDS
-        if is_due or self._pending_bytes > _BUFFER_BYTES:
+        if is_due or len(self._pending) > _BUFFER_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         """Hand whole events to the system, so that a kill leaves no half one."""
         if self._file is None:
             return
-        rest = memoryview(b"".join(self._pending))
-        self._pending.clear()
-        self._pending_bytes = 0
+        rest = memoryview(self._pending)
+        self._pending = bytearray()
         self._flushed = time.perf_counter()
         try:
             while rest:
