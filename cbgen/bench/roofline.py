@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from cbgen.engine.cache.groups import AttentionSpan, LayerFacts
+from cbgen.engine.cache.groups import AttentionSpan
 from cbgen.engine.cpu import native
 from cbgen.engine.cpu.decoder import held_screen_bytes
 from cbgen.engine.model.probe import ModelFacts
@@ -150,7 +150,7 @@ def roofline_seconds(
     weight_bytes = (facts.weight_bytes - sizes.screen_bytes) / sizes.total
     head_bytes = sizes.screen_bytes or sizes.head * weight_bytes
     head_work = sizes.head / (_INT8_SPEED if sizes.screen_bytes else 1)
-    layers = _alike(facts.layers)
+    layers = Counter(replace(layer, index=0) for layer in facts.layers)  # one of each kind
     itemsize = torch.finfo(facts.dtype).bits // 8
     seconds = 0.0
     for step in steps:
@@ -162,11 +162,6 @@ def roofline_seconds(
             num_bytes += count * layer.token_bytes(itemsize) * keys_read
         seconds += max(flop / rates.flop_per_s, num_bytes / rates.bytes_per_s)
     return seconds
-
-
-def _alike(layers: Sequence[LayerFacts]) -> Counter[LayerFacts]:
-    """Return a layer of each kind, and how many there are of it."""
-    return Counter(replace(layer, index=0) for layer in layers)
 
 
 def attention_work(span: AttentionSpan, spans: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -122,8 +122,8 @@ class PromptTokenizer:
             groups[-1].append(place)
         for group in groups:
             encoded = self._encode([texts[place] for place in group], add_special_tokens)
-            for place, prompt_ids in zip(group, encoded, strict=True):
-                results[place] = _cut(prompt_ids, limits[place])
+            for place, item in zip(group, encoded, strict=True):
+                results[place] = _cut(item, limits[place])
         return results
 
     def fewest_tokens(self, text: str) -> int:
@@ -291,11 +291,11 @@ class _Places:
 
     def _ends_of_words(self, window: str) -> set[int]:
         """Return where words end in a scan of the whole text, too."""
-        agreed = {end for _, end in self._words(window)}
+        agreed = {end for _, (_, end) in self._scan(window)}
         if sum(_NUM_STARTS <= end < _WINDOW // 2 for end in agreed) < _FEWEST_WORDS:
             return set()
         for start in range(1, _NUM_STARTS):
-            agreed &= {start + end for _, end in self._words(window[start:])}
+            agreed &= {start + end for _, (_, end) in self._scan(window[start:])}
             if not agreed:
                 break
         return agreed
@@ -310,13 +310,10 @@ class _Places:
 
     @cached_property
     def _splits_words(self) -> bool:
-        return len(self._words("ab c. 12\n\nd, e")) > 1
-
-    def _words(self, text: str) -> list[tuple[int, int]]:
-        """Return where words begin and end, in characters of the text before normalization."""
-        return [place for _, place in self._scan(text)]
+        return len(self._scan("ab c. 12\n\nd, e")) > 1
 
     def _scan(self, text: str) -> list[tuple[str, tuple[int, int]]]:
+        """Return words as normalized, and where each begins and ends in the text as it was."""
         assert self._backend is not None
         scanned = PreTokenizedString(text)
         normalizer, splitter = self._backend.normalizer, self._backend.pre_tokenizer
