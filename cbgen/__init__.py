@@ -52,27 +52,24 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ContinuousBatchingConfig": "cbgen.engine.config",
-    "ContinuousBatchingManager": "cbgen.manager.manager",
-    "Engine": "cbgen.job.run_rows",
-    "EngineDied": "cbgen.manager.outputs",
-    "FinishReason": "cbgen.engine.request",
-    "GenerationOutput": "cbgen.engine.request",
-    "ManagerStopped": "cbgen.manager.outputs",
-    "RequestOutput": "cbgen.manager.outputs",
-    "RequestStatus": "cbgen.engine.request",
-    "WorkloadHints": "cbgen.engine.config",
-    "continuous_batching_context_manager": "cbgen.manager.functions",
-    "destroy_cached_continuous_batching_manager": "cbgen.manager.functions",
-    "generate_batch": "cbgen.manager.functions",
-    "init_continuous_batching": "cbgen.manager.functions",
-    "run": "cbgen.job.run_rows",
+    "cbgen.engine.config": ("ContinuousBatchingConfig", "WorkloadHints"),
+    "cbgen.engine.request": ("FinishReason", "GenerationOutput", "RequestStatus"),
+    "cbgen.job.run_rows": ("Engine", "run"),
+    "cbgen.manager.functions": (
+        "continuous_batching_context_manager",
+        "destroy_cached_continuous_batching_manager",
+        "generate_batch",
+        "init_continuous_batching",
+    ),
+    "cbgen.manager.manager": ("ContinuousBatchingManager",),
+    "cbgen.manager.outputs": ("EngineDied", "ManagerStopped", "RequestOutput"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
     raise AttributeError(f"module 'cbgen' has no attribute {name!r}")
 
 

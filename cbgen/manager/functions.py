@@ -30,7 +30,7 @@ from cbgen.manager.configs import (
     set_fields,
     setting,
 )
-from cbgen.manager.given_requests import GivenRequest, TokenInputs, prompt_id_lists
+from cbgen.manager.given_requests import TokenInputs, prompt_id_lists
 from cbgen.manager.manager import ContinuousBatchingManager, persistent_manager_of
 from cbgen.manager.outputs import EngineDied, RequestOutput
 from cbgen.values import show_argument
@@ -217,13 +217,18 @@ def generate_batch(  # noqa: PLR0913  as in transformers
         tokenizer=tokenizer,
         logprobs_mode=logprobs_mode,
     ) as manager:
-        given = [
-            GivenRequest(
-                prompt_ids=prompt_ids, record_timestamps=record_timestamps, fields=sampling
-            )
-            for prompt_ids in prompts
-        ]
-        return _answer(manager, given, progress_bar)
+        ids, answers = manager.answer(prompts, sampling, record_timestamps=record_timestamps)
+        outputs: Iterable[RequestOutput] = answers
+        if progress_bar:
+            outputs = tqdm(outputs, total=len(ids), unit="request")
+        results: dict[str, RequestOutput] = {}
+        try:
+            for output in outputs:
+                results[output.request_id] = output
+        except EngineDied as error:
+            error.outputs = results | error.outputs
+            raise
+        return {request_id: results[request_id] for request_id in ids}
 
 
 def destroy_cached_continuous_batching_manager(model: PreTrainedModel) -> None:
@@ -244,22 +249,3 @@ def _hints(
         max_generated_length=number("max_new_tokens"),
         num_requests=len(prompts) * max(1, number("num_return_sequences")),
     )
-
-
-def _answer(
-    manager: ContinuousBatchingManager,
-    given: Sequence[GivenRequest],
-    progress_bar: bool,
-) -> dict[str, RequestOutput]:
-    ids, answers = manager.answer(given)
-    outputs: Iterable[RequestOutput] = answers
-    if progress_bar:
-        outputs = tqdm(outputs, total=len(ids), unit="request")
-    results: dict[str, RequestOutput] = {}
-    try:
-        for output in outputs:
-            results[output.request_id] = output
-    except EngineDied as error:
-        error.outputs = results | error.outputs
-        raise
-    return {request_id: results[request_id] for request_id in ids}

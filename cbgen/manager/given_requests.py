@@ -1,18 +1,11 @@
-"""From what callers give for requests to what the engine runs; prompts come in many forms."""
+"""What callers give for ids and prompts of requests; prompts come in many forms."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from cbgen.engine.sampling.params import SamplingParams
-from cbgen.engine.text import TokenDecoder
-from cbgen.errors import RowError
-from cbgen.generation.resolve import GenerationSettings
-from cbgen.manager.configs import set_fields
-from cbgen.manager.outputs import RequestOutput, TrackedRequest
 from cbgen.values import show_argument
 
 TokenInput: TypeAlias = Iterable[int] | Mapping[str, Any]
@@ -22,19 +15,6 @@ TokenInputs: TypeAlias = Sequence[TokenInput] | Mapping[str, Any]
 
 _IDS = "input_ids"
 _MASK = "attention_mask"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenRequest:
-    """A request as a caller gave it."""
-
-    prompt_ids: list[int]
-    request_id: str | None = None
-    """None = one is made up."""
-    streaming: bool = False
-    record_timestamps: bool = False
-    fields: Mapping[str, Any]
-    """Fields of a generation config, by names that are known."""
 
 
 def check_request_id(request_id: object) -> None:
@@ -47,55 +27,6 @@ def check_request_id(request_id: object) -> None:
         raise TypeError(
             f"request ids are text, got {show_argument(request_id)}; give str(...) of it"
         )
-
-
-def make_samples(
-    given: GivenRequest,
-    request_id: str,
-    settings: GenerationSettings,
-    tokenizer: TokenDecoder | None,
-) -> list[TrackedRequest]:
-    """Return what the engine runs for a request: itself and its further samples.
-
-    Further samples have the ids `ID__child#0`, `ID__child#1`, ... A wrong value makes a single
-    request that has failed already.
-
-    Args:
-        given: the request.
-        request_id: its id, or the one that was made up for it.
-        settings: the settings that requests share.
-        tokenizer: for the text of streams and for stop strings.
-    """
-    error: RowError | None = None
-    try:
-        own = settings.resolve(request_id, set_fields(given.fields))
-        samples = own.for_prompt(len(given.prompt_ids)).samples
-    except RowError as wrong:
-        error, samples = wrong, (SamplingParams(),)
-    requests = [
-        TrackedRequest(
-            f"{request_id}__child#{number - 1}" if number else request_id,
-            given.prompt_ids,
-            params,
-            parent_id=request_id if number else None,
-            tokenizer=tokenizer,
-            is_streaming=given.streaming,
-            has_timestamps=given.record_timestamps,
-        )
-        for number, params in enumerate(samples)
-    ]
-    if error is not None:
-        requests[0].fail(error.code, error.message)
-    return requests
-
-
-def duplicate_output(request_id: str, prompt_ids: list[int]) -> RequestOutput:
-    """Return the output of a request whose id belongs to another one that is unanswered."""
-    request = TrackedRequest(request_id, prompt_ids, SamplingParams())
-    request.fail(
-        "duplicate_id", f"a request with id {request_id!r} is still unanswered; choose another id"
-    )
-    return request.final_output(request.output())
 
 
 def prompt_id_list(input_ids: TokenInput) -> list[int]:

@@ -15,18 +15,16 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from cbgen.engine.events import StepStats
 from cbgen.engine.request import FinishReason, RequestStatus
+from cbgen.engine.sampling.params import SamplingParams
 from cbgen.engine.text import TokenDecoder
-from cbgen.errors import EngineError
+from cbgen.errors import EngineError, RowError
 from cbgen.generation.resolve import GenerationSettings
 from cbgen.manager.background_engine import BackgroundEngine
-from cbgen.manager.configs import EngineSetup, check_names, generation_fields
+from cbgen.manager.configs import EngineSetup, check_names, generation_fields, set_fields
 from cbgen.manager.given_requests import (
-    GivenRequest,
     TokenInput,
     TokenInputs,
     check_request_id,
-    duplicate_output,
-    make_samples,
     prompt_id_list,
     prompt_id_lists,
 )
@@ -254,14 +252,13 @@ class ContinuousBatchingManager:
         """
         fields = sampling | {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
         check_names(fields)
-        given = GivenRequest(
-            prompt_ids=prompt_id_list(input_ids),
-            request_id=request_id,
-            streaming=streaming,
-            record_timestamps=record_timestamps,
-            fields=fields,
-        )
-        return self._add([given])[0][0]
+        return self._add(
+            [prompt_id_list(input_ids)],
+            [request_id],
+            [fields],
+            is_streaming=streaming,
+            has_timestamps=record_timestamps,
+        )[0][0]
 
     def add_requests(
         self,
@@ -304,29 +301,40 @@ class ContinuousBatchingManager:
         shared = sampling | {"max_new_tokens": max_new_tokens}
         for fields in [shared, *own]:
             check_names(fields)
-        given = [
-            GivenRequest(
-                prompt_ids=prompt_ids,
-                request_id=request_id,
-                streaming=streaming,
-                record_timestamps=record_timestamps,
-                fields=shared | fields,
-            )
-            for prompt_ids, request_id, fields in zip(prompts, ids, own, strict=True)
-        ]
-        return [sample_ids[0] for sample_ids in self._add(given)]
+        added = self._add(
+            prompts,
+            ids,
+            [shared | fields for fields in own],
+            is_streaming=streaming,
+            has_timestamps=record_timestamps,
+        )
+        return [sample_ids[0] for sample_ids in added]
 
-    def answer(self, given: Sequence[GivenRequest]) -> tuple[list[str], Iterator[RequestOutput]]:
+    def answer(
+        self, prompts: Sequence[list[int]], fields: Mapping[str, Any], *, record_timestamps: bool
+    ) -> tuple[list[str], Iterator[RequestOutput]]:
         """Add requests and follow them from the start: nobody else gets their outputs.
+
+        Args:
+            prompts: token ids of each prompt.
+            fields: of a generation config, for all of them, by names that are known.
+            record_timestamps: as in `add_request`.
 
         Returns:
             The ids of all samples in order, and an iterator over the outputs as they come.
 
         Raises:
-            ManagerStopped, EngineDied, TypeError: as `add_request`.
+            ManagerStopped, EngineDied: as `add_request`.
         """
-        queue = OutputQueue()
-        ids = [sample_id for sample_ids in self._add(given, queue) for sample_id in sample_ids]
+        queue, count = OutputQueue(), len(prompts)
+        added = self._add(
+            prompts,
+            [None] * count,
+            [fields] * count,
+            has_timestamps=record_timestamps,
+            follower=queue,
+        )
+        ids = [sample_id for sample_ids in added for sample_id in sample_ids]
         return ids, self._read(queue, set(ids))
 
     def cancel_request(self, request_id: str) -> None:
@@ -341,7 +349,10 @@ class ContinuousBatchingManager:
         samples = self._router.cancel(request_id)
         with self._lock:
             if self._engine.is_new:
-                self._cancel_before_start(samples)
+                for sample in [each for each in samples if each in self._before_start]:
+                    self._before_start.remove(sample)
+                    sample.finish(RequestStatus.CANCELLED, FinishReason.CANCELLED)
+                    self._router.put([sample.output()])
                 return
         loop = self._engine.loop
         if loop is not None and samples:
@@ -431,30 +442,47 @@ class ContinuousBatchingManager:
         self._router.follow([request_id], OutputCallback(callback), also_later=True)
 
     def _add(
-        self, given: Sequence[GivenRequest], follower: OutputQueue | None = None
+        self,
+        prompts: Sequence[list[int]],
+        request_ids: Sequence[str | None],
+        fields: Sequence[Mapping[str, Any]],
+        *,
+        is_streaming: bool = False,
+        has_timestamps: bool = False,
+        follower: OutputQueue | None = None,
     ) -> list[list[str]]:
         """Add requests; what is wrong with one becomes its output.
-
-        Args:
-            given: the requests.
-            follower: is sent all of their outputs.
 
         Returns:
             The ids of each request's samples, the request's own first.
         """
-        for item in given:
-            if item.request_id is not None:
-                check_request_id(item.request_id)
+        for given_id in request_ids:
+            if given_id is not None:
+                check_request_id(given_id)
         if not self._engine.is_new and self._engine.loop is None:
             raise self._engine.refusal()
         ids: list[list[str]] = []
         ready: list[TrackedRequest] = []
-        for item in given:
-            request_id = self._new_request_id() if item.request_id is None else item.request_id
-            samples = make_samples(item, request_id, self._settings, self._tokenizer)
+        for prompt_ids, given_id, own in zip(prompts, request_ids, fields, strict=True):
+            request_id = self._new_request_id() if given_id is None else given_id
+            parameters, error = self._parameters(request_id, own, len(prompt_ids))
+            samples = [
+                TrackedRequest(
+                    f"{request_id}__child#{number - 1}" if number else request_id,
+                    prompt_ids,
+                    params,
+                    parent_id=request_id if number else None,
+                    tokenizer=self._tokenizer,
+                    is_streaming=is_streaming,
+                    has_timestamps=has_timestamps,
+                )
+                for number, params in enumerate(parameters)
+            ]
+            if error is not None:
+                samples[0].fail(error.code, error.message)
             ids.append([sample.request_id for sample in samples])
             if not self._router.expect(samples, follower):
-                self._router.deliver_duplicate(duplicate_output(request_id, item.prompt_ids))
+                self._router.refuse_duplicate(samples[0])
             elif samples[0].is_finished:
                 self._router.put([sample.output() for sample in samples])
             else:
@@ -465,6 +493,16 @@ class ContinuousBatchingManager:
                 return ids
         self._submit(ready, may_wait=not self._shared_model.is_pausing())
         return ids
+
+    def _parameters(
+        self, request_id: str, fields: Mapping[str, Any], num_prompt_tokens: int
+    ) -> tuple[tuple[SamplingParams, ...], RowError | None]:
+        """Return the parameters of a request's samples; of one alone, where a value is wrong."""
+        try:
+            settings = self._settings.resolve(request_id, set_fields(fields))
+            return settings.for_prompt(num_prompt_tokens).samples, None
+        except RowError as error:
+            return (SamplingParams(),), error
 
     def _new_request_id(self) -> str:
         with self._lock:
@@ -485,14 +523,6 @@ class ContinuousBatchingManager:
         except EngineError:
             refusal = self._engine.refusal(loop.failure)
             raise refusal from refusal.__cause__
-
-    def _cancel_before_start(self, samples: Sequence[TrackedRequest]) -> None:
-        """Cancel requests that wait for the start; the lock is held."""
-        for sample in samples:
-            if sample in self._before_start:
-                self._before_start.remove(sample)
-                sample.finish(RequestStatus.CANCELLED, FinishReason.CANCELLED)
-                self._router.put([sample.output()])
 
     def _follow(self, request_ids: list[str]) -> Iterator[RequestOutput]:
         queue = OutputQueue()

@@ -156,12 +156,12 @@ class TrackedRequest(Request):
         is_new = len(self.generated_tokens) > num_shown
         if not self._is_streaming or not is_new or self.is_finished:
             return None
-        return self._next_output(self.output())
+        return self._next_output()
 
-    def final_output(self, output: GenerationOutput) -> RequestOutput:
-        """Return the final output as callers get it."""
+    def final_output(self) -> RequestOutput:
+        """Return the final output, once the request has ended."""
         self._note_time()
-        return self._next_output(output)
+        return self._next_output()
 
     def new_tokens(self, number: int) -> list[int]:
         """Return the tokens of one output that those before it did not have."""
@@ -180,9 +180,9 @@ class TrackedRequest(Request):
                 self._pieces.append(self._stop_checker().push(self.new_tokens(place), is_last=ends))
             return self._pieces[number]
 
-    def _next_output(self, output: GenerationOutput) -> RequestOutput:
+    def _next_output(self) -> RequestOutput:
         self.ends.append(len(self.generated_tokens))
-        return RequestOutput(output, self, len(self.ends) - 1)
+        return RequestOutput(self.output(), self, len(self.ends) - 1)
 
     def _note_time(self) -> None:
         if self.timestamps is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty
 
-from cbgen.engine.request import FinishReason, GenerationOutput, Request, RequestStatus
+from cbgen.engine.request import GenerationOutput, Request, RequestStatus
 from cbgen.engine.scheduler.waiting import UnfinishedRequests
 from cbgen.errors import EngineError
 from cbgen.manager.outputs import EngineDied, RequestOutput, TrackedRequest
@@ -127,19 +127,22 @@ class OutputRouter:
                 self._remember(request_id)
                 was_cut_short = output.status is RequestStatus.CANCELLED and is_hard_stop
                 if was_cut_short and not tracked.is_cancelled:
-                    _fail(
-                        output,
+                    tracked.fail(
                         HARD_STOP_CODE,
                         "the manager was stopped with hard_stop before the request was finished",
                     )
-                self._deliver(tracked.final_output(output))
+                self._deliver(tracked.final_output())
             self._end_iterations()
 
-    def deliver_duplicate(self, output: RequestOutput) -> None:
-        """Deliver an output to whoever takes any: its id belongs to another request."""
+    def refuse_duplicate(self, request: TrackedRequest) -> None:
+        """Fail a request whose id another one has; whoever takes any output gets its own."""
+        request.fail(
+            "duplicate_id",
+            f"a request with id {request.request_id!r} is still unanswered; choose another id",
+        )
         with self._lock:
             self._has_begun = True
-            self._deliver_to_one(output, None)
+            self._deliver_to_one(request.final_output(), None)
             self._end_iterations()
 
     def close(self, failure: EngineError | None = None) -> None:
@@ -152,8 +155,8 @@ class OutputRouter:
                 tracked = self._unanswered.get(request_id)
                 output = None
                 if tracked is not None and failure is not None:
-                    failed = _fail(tracked.output(), FAILED_CODE, str(failure))
-                    output = tracked.final_output(failed)
+                    tracked.fail(FAILED_CODE, str(failure))
+                    output = tracked.final_output()
                 for receiver in receivers:
                     self.is_failure_told |= _put(receiver, Closed(failure, output))
             self._followers.clear()
@@ -422,12 +425,3 @@ def _put(receiver: Receiver, item: Item) -> bool:
     except RuntimeError:  # its event loop is closed, so nobody reads it
         return False
     return True
-
-
-def _fail(output: GenerationOutput, code: str, message: str) -> GenerationOutput:
-    """Turn an output into that of a request that has failed."""
-    output.status = RequestStatus.FAILED
-    output.finish_reason = FinishReason.ERROR
-    output.error_code = code
-    output.error = message
-    return output

@@ -9,7 +9,6 @@ import pytest
 
 import cbgen
 from cbgen.engine.request import RequestStatus
-from cbgen.manager.given_requests import GivenRequest
 from tests.helpers.managers import PATIENCE, Gate, run_threads
 from tests.helpers.models import VOCAB_SIZE, tiny_model
 from tests.helpers.scripted import ScriptedModel
@@ -161,9 +160,8 @@ def test_as_completed_yields_the_shortest_first(scripted):
 
 def test_outputs_of_requests_that_are_added_to_be_answered_go_to_nobody_else(scripted):
     manager = scripted()
-    fields = {"max_new_tokens": 1}
-    given = [GivenRequest(prompt_ids=[token], fields=fields) for token in (1, 2, 3)]
-    ids, outputs = manager.answer(given)
+    prompts, fields = [[1], [2], [3]], {"max_new_tokens": 1}
+    ids, outputs = manager.answer(prompts, fields, record_timestamps=False)
     assert manager.get_result(timeout=0.02) is None
     seen: list[str] = []
     run_threads([lambda: seen.extend(output.request_id for output in outputs)])
