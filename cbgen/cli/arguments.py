@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from signal import Signals
 from typing import Annotated, Literal
 
@@ -47,7 +48,10 @@ SetValues = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="Set section.key of the recipe; repeatable."),
 ]
-Limit = Annotated[int | None, Option("--limit", min=1, metavar="N", help="Take the first N rows.")]
+Limit = Annotated[
+    int | None,
+    Option("--limit", min=1, max=sys.maxsize, metavar="N", help="Take the first N rows."),
+]
 ShardOption = Annotated[
     Shard | None,
     Option(

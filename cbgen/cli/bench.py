@@ -14,6 +14,7 @@ from cbgen.cli.console import Console, count, percent, rate
 from cbgen.cli.logs import take_over_library_logs
 from cbgen.io.json_values import encode_row, encode_value
 from cbgen.io.output.atomic_file import AtomicFile
+from cbgen.job.options import files_of_recipe
 from cbgen.recipe.load import load_recipe
 
 _WorkloadOption = Annotated[
@@ -55,7 +56,12 @@ def bench_command(
     console.quiet = quiet
     checked = load_recipe(recipe, set_values or ())
     make_workload = find_workload(workload)
-    outputs_file = None if outputs is None else AtomicFile(outputs, "--outputs")
+    outputs_file = None
+    if outputs is not None:
+        files = files_of_recipe(checked, recipe)
+        files.read(workload, "the workload")
+        files.write(outputs, "the file of --outputs", given_as=f"--outputs {outputs}")
+        outputs_file = AtomicFile(outputs, "--outputs")
     console.line("loading model", style="dim")
     from cbgen.bench.measurement import run_bench  # loads torch, which takes seconds
 

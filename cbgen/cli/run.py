@@ -19,8 +19,8 @@ from cbgen.errors import CbgenError, EngineError, StoppedEarly
 from cbgen.io.input_files import is_remote
 from cbgen.io.inputs import Inputs
 from cbgen.io.output.output_file import note_output
-from cbgen.io.used_files import UsedFiles, real_output
-from cbgen.job.options import JobOptions
+from cbgen.io.used_files import real_output
+from cbgen.job.options import JobOptions, files_of_recipe
 from cbgen.job.report.report_writer import ReportWriter
 from cbgen.job.report.statistics import JobStatistics
 from cbgen.job.report.trace import TraceFile
@@ -124,14 +124,7 @@ def _refuse_shared_files(
     recipe: Recipe, recipe_path: str, options: JobOptions, report_paths: Mapping[str, str | None]
 ) -> None:
     """Refuse to write over what the run reads, or two things into one file."""
-    files = UsedFiles()
-    files.read(recipe_path, "the recipe")
-    model = os.path.expanduser(recipe.model.path)
-    files.read(model, "a file of the model")
-    files.read_folder(model, "a file of the model")
-    template = os.path.expanduser(recipe.prompt.chat_template or "")
-    if os.path.isfile(template):
-        files.read(template, "the chat template")
+    files = files_of_recipe(recipe, recipe_path)
     for name in options.inputs.names:
         if not is_remote(name):
             files.read(name, f"the input file {name}")

@@ -11,6 +11,7 @@ import os
 import re
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,11 +29,14 @@ FORCE_SECONDS = 20.0
 REPEAT_SECONDS = 1.0
 """A signal that comes sooner after the first one counts as the same: some shells send it twice."""
 _SHOW_CURSOR = b"\x1b[?25h"
+_LONGEST_WAIT = 3600.0
+"""Seconds of one wait: the system takes no more than some years."""
+_RAISE_AGAIN_SECONDS = 0.01
 _END = 0
 """Written into the pipe to end the thread; no signal has this number."""
 
-_UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_UNITS = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
+_CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
 
 
 class StopSignal(BaseException):
@@ -88,6 +92,7 @@ class Stopper:
         self._has_raised = False
         self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
         self._previous_descriptor = -1
+        self._previous_hook = sys.unraisablehook
         self._read_end, self._write_end = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="cbgen-stopper", daemon=True)
 
@@ -104,6 +109,7 @@ class Stopper:
             ]
             numbers.append(signal.SIGALRM)
             self._previous = {int(n): signal.signal(n, self._on_signal) for n in numbers}
+            self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         self._thread.start()
         return self
 
@@ -111,6 +117,7 @@ class Stopper:
         """Restore the signal handlers."""
         if self._previous:
             signal.set_wakeup_fd(self._previous_descriptor)
+            sys.unraisablehook = self._previous_hook
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         os.write(self._write_end, bytes([_END]))
@@ -125,12 +132,33 @@ class Stopper:
             self._has_raised = True
             raise StopSignal
 
+    def _on_unraisable(self, what: sys.UnraisableHookArgs) -> None:
+        """Raise a StopSignal once more that came while Python could not let it through."""
+        if not isinstance(what.exc_value, StopSignal):
+            self._previous_hook(what)
+            return
+        self._has_raised = False
+        signal.setitimer(signal.ITIMER_REAL, _RAISE_AGAIN_SECONDS)  # sends SIGALRM
+
     def _watch(self) -> None:
+        try:
+            self._hear_signals()
+        except Exception as error:  # noqa: BLE001  nobody would hear a signal any more
+            self.reason = StopReason(ExitCode.FAILED, f"the watch for signals failed: {error!r}")
+            self._interrupt_main_thread()
+            self._ask(0.0)
+            time.sleep(FORCE_SECONDS)
+            self._end_process()
+
+    def _hear_signals(self) -> None:
         while True:
             wake_at = self._limit_at if self._force_at is None else self._force_at
-            timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+            remaining = _LONGEST_WAIT if wake_at is None else wake_at - time.monotonic()
+            timeout = min(max(0.0, remaining), _LONGEST_WAIT)
             ready, _, _ = select.select([self._read_end], (), (), timeout)
             if not ready:
+                if wake_at is None or remaining > timeout:
+                    continue
                 if self._force_at is not None:
                     self._end_process()
                 self._reach_limit()
@@ -156,12 +184,15 @@ class Stopper:
 
     def _reach_limit(self) -> None:
         self.reason = self.reason or StopReason(ExitCode.STOPPED, "stopped by --time-limit")
-        if self._previous:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        self._interrupt_main_thread()
         grace = max(0.0, self._cancel_at - time.monotonic())
         if self.early_stop.has_job and grace >= 1:
             self._tell(f"time limit: running rows have {grace:.0f} s to finish, no more are begun")
         self._ask(grace)
+
+    def _interrupt_main_thread(self) -> None:
+        if self._previous:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     def _ask(self, grace: float) -> None:
         force_at = time.monotonic() + grace + FORCE_SECONDS

@@ -45,7 +45,7 @@ class Shard:
         Raises:
             UsageError: it is not two numbers, or there is no such shard.
         """
-        match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+        match = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", text)
         if match is None:
             raise UsageError(f"--shard {text}: expected i/n, such as 0/8 for the first of eight")
         number, count = map(int, match.groups())

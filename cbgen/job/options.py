@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from cbgen.io.dialects import InputFormat
 from cbgen.io.inputs import Inputs
 from cbgen.io.row_source import RowSource
+from cbgen.io.used_files import UsedFiles
 from cbgen.recipe.schema import Recipe
 
 
@@ -42,3 +44,16 @@ def row_source(recipe: Recipe, inputs: Inputs, input_format: InputFormat) -> Row
         input_format=input_format,
         shard=inputs.shard,
     )
+
+
+def files_of_recipe(recipe: Recipe, path: str) -> UsedFiles:
+    """Return the files that a recipe makes a command read: its own, the model's, the template."""
+    files = UsedFiles()
+    files.read(path, "the recipe")
+    model = os.path.expanduser(recipe.model.path)
+    files.read(model, "a file of the model")
+    files.read_folder(model, "a file of the model")
+    template = os.path.expanduser(recipe.prompt.chat_template or "")
+    if os.path.isfile(template):
+        files.read(template, "the chat template")
+    return files

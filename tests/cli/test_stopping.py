@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -93,6 +94,34 @@ def test_a_signal_without_a_job_interrupts_the_main_thread(asked):
     assert stopper.reason.code is ExitCode.TERMINATED
 
 
+def test_a_signal_that_python_cannot_let_through_interrupts_behind_it(asked, capfd):
+    class Dying:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    stopper = make_stopper(asked)
+    with pytest.raises(StopSignal), stopper:  # noqa: PT012
+        Dying()
+        time.sleep(PATIENCE)
+    assert stopper.reason.code is ExitCode.INTERRUPTED
+    assert capfd.readouterr().err == ""
+
+
+@ends_a_thread
+def test_a_watch_that_fails_ends_the_run(asked, exits, monkeypatch):
+    def fail(*arguments):
+        raise OverflowError("too large")
+
+    monkeypatch.setattr(stopping, "FORCE_SECONDS", 0.1)
+    monkeypatch.setattr(stopping.select, "select", fail)
+    asked.begin()
+    with make_stopper(asked) as stopper:
+        asked.wait()
+        assert exits() == [ExitCode.FAILED]
+    assert stopper.reason.code is ExitCode.FAILED
+    assert "too large" in stopper.reason.text
+
+
 def test_the_first_reason_counts(asked):
     asked.begin()
     with make_stopper(asked, requeue_signal=signal.SIGUSR1) as stopper:
@@ -172,11 +201,15 @@ def test_the_grace_of_a_time_limit_is_a_tenth_of_it(asked, monkeypatch):
     assert line == f"time limit: running rows have {grace:.0f} s to finish, no more are begun"
 
 
-def test_a_time_limit_that_is_far_asks_nothing(asked):
+@pytest.mark.parametrize("seconds", [10_000.0, parse_duration("999999d"), 1e17])
+def test_a_time_limit_that_is_far_asks_nothing(asked, seconds):
     asked.begin()
-    with make_stopper(asked, time_limit=10_000.0) as stopper:
-        pass
-    assert (asked.graces, stopper.reason) == ([], None)
+    with make_stopper(asked, time_limit=seconds) as stopper:
+        time.sleep(0.05)
+        assert (asked.graces, stopper.reason) == ([], None)
+        signal.raise_signal(signal.SIGTERM)
+        asked.wait()
+    assert stopper.reason.code is ExitCode.TERMINATED
 
 
 def test_the_age_of_the_process_is_known():
@@ -215,7 +248,10 @@ def test_forms_of_people_and_batch_systems_are_read(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5 m", "1h1x", "m", "1:2:3:4", "1.5h"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "0s", "-5", "5 m", "1h1x", "m", "1:2:3:4", "1.5h", "9" * 400, "1" * 5000 + "d"],
+)
 def test_anything_else_is_refused_with_examples(text):
     with pytest.raises(UsageError, match=r"--time-limit is .*3h50m"):
         parse_duration(text)
@@ -259,7 +295,17 @@ def test_a_stopped_run_writes_whole_answers_alone(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--time-limit", "soon"), ("--requeue-signal", "KILL")]
+    ("option", "value"),
+    [
+        ("--time-limit", "soon"),
+        ("--time-limit", "9" * 500 + "d"),
+        ("--requeue-signal", "KILL"),
+        ("--requeue-signal", "9" * 5000),
+        ("--limit", "9" * 500),
+        ("--limit", "9" * 5000),
+        ("--shard", "0/" + "9" * 500),
+        ("--shard", "9" * 5000 + "/1"),
+    ],
 )
 def test_wrong_values_are_usage_errors(cbgen, recipe, option, value):
     finished = cbgen("run", recipe, "-i", "missing.jsonl", option, value)
