@@ -25,6 +25,11 @@ from cbgen.recipe.load import load_recipe
 _BAR_WIDTH = 30
 _SHARING = "continuous_batching_config.allow_block_sharing"
 _OFFLOAD = "continuous_batching_config.cpu_offload_space"
+_ESTIMATE = {
+    "prompt_tokens": "prompt tokens",
+    "completion_tokens": "completion tokens",
+    "steps": "steps, about",
+}
 _LABELS = {
     "of_average_length": "requests of average length",
     "of_longest": "requests as long as the longest",
@@ -107,7 +112,10 @@ def plan_sections(summary: Mapping[str, Any]) -> list[tuple[str, list[Entry]]]:
         "cache": _cache(summary),
         "memory": _memory(summary["memory"]),
         "at once": _at_once(summary),
-        "if every answer reaches its limit": _estimate(summary["estimate"]),
+        "if every answer reaches its limit": [
+            Entry(_ESTIMATE[name], count(number))
+            for name, number in (summary["estimate"] or {}).items()
+        ],
     }
     return [(title, entries) for title, entries in parts.items() if entries]
 
@@ -198,13 +206,3 @@ def _at_once(summary: Mapping[str, Any]) -> list[Entry]:
         note = "for as many requests as long as the longest"
         entries.append(Entry("useful blocks", count(workload["useful_blocks"]), note))
     return entries
-
-
-def _estimate(estimate: Mapping[str, int] | None) -> list[Entry]:
-    if estimate is None:
-        return []
-    return [
-        Entry("prompt tokens", count(estimate["prompt_tokens"])),
-        Entry("completion tokens", count(estimate["completion_tokens"])),
-        Entry("steps, about", count(estimate["steps"])),
-    ]

@@ -58,11 +58,6 @@ class Progress:
             return None
         return self.rows_done / max(1, self.rows_done + self.rows_left)
 
-    @property
-    def cache_share(self) -> float:
-        """Part of the cache that is used, 0 to 1."""
-        return self.engine.num_used_blocks / max(1, self.engine.num_blocks)
-
 
 class ProgressMeter:
     """Measures the progress of a job.
@@ -233,7 +228,7 @@ def _engine(progress: Progress) -> list[str]:
     engine = progress.engine
     parts = [
         f"{count(engine.num_running)} running, {count(engine.num_waiting)} waiting",
-        f"cache {percent(progress.cache_share)}",
+        f"cache {percent(engine.num_used_blocks / max(1, engine.num_blocks))}",
     ]
     if engine.num_preemptions:
         parts.append(count(engine.num_preemptions, "preemptions"))
