@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from pathlib import Path
 from typing import BinaryIO, cast
 
 from cbgen.errors import UsageError
@@ -111,7 +112,8 @@ def merge_shards(output: str, shards: Sequence[str], *, overwrite: bool = False)
         file.cut()
         file.write_all(lines)
         if report.is_whole:
-            _remove_notes(output)
+            for path in (journal_path(output), run_path(output)):
+                Path(path).unlink(missing_ok=True)  # of an earlier run, whose output this was
             replace_file(file.path, output)
             done = True
     finally:
@@ -216,10 +218,3 @@ def _refuse_output(output: str, names: Sequence[str], *, overwrite: bool) -> Non
         if not is_remote(name):
             files.read(name, f"the input file {name}")
     note_output(files, output)
-
-
-def _remove_notes(output: str) -> None:
-    """Remove what an earlier run left beside the output, which is no longer its own."""
-    for path in (journal_path(output), run_path(output)):
-        if os.path.lexists(path):
-            os.unlink(path)

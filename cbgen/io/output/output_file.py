@@ -128,15 +128,16 @@ class OutputFile:
         Raises:
             OutputError: there is none: something else changed the file.
         """
-        try:
-            with open(self.descriptor, "rb", closefd=False) as file:
-                file.seek(offset)
-                line = file.readline()
-        except OSError as error:
-            raise self._output_error(error) from error
-        if not line.endswith(b"\n"):
-            raise OutputError(f"{self.path}: was changed by something else during the run")
-        return line
+        length, data = 0, b""
+        while not (end := data.find(b"\n") + 1):
+            if len(data) < length:
+                raise OutputError(f"{self.path}: was changed by something else during the run")
+            length = 8 * length or 4096
+            try:
+                data = os.pread(self.descriptor, length, offset)
+            except OSError as error:
+                raise self._output_error(error) from error
+        return data[:end]
 
     def sync(self) -> None:
         """Put on disk what was written; without effect on pipes and terminals.
