@@ -10,8 +10,9 @@ import torch
 
 from cbgen.engine.config import ModelConfig
 from cbgen.engine.cpu import native
+from cbgen.engine.cpu.int8 import weight_bytes
 from cbgen.engine.model import dtype as deciding
-from cbgen.engine.model.dtype import choose_dtype, float32_bytes, measure_bfloat16
+from cbgen.engine.model.dtype import choose_dtype, measure_bfloat16
 from cbgen.engine.model.loader import load_model, load_skeleton
 from tests.helpers.models import tiny_model
 
@@ -77,7 +78,7 @@ def test_a_float16_checkpoint_computes_in_float32_whatever_is_fast(measured):
 
 @pytest.mark.parametrize(("share", "expected"), [(0.9, BF16), (1.1, F32)])
 def test_without_kernels_memory_decides(monkeypatch, share, expected):
-    needed = float32_bytes(tiny_model("llama"), is_packed=False)
+    needed = weight_bytes(tiny_model("llama"), F32, F32)
     monkeypatch.setattr(native, "kernels", lambda: None)
     monkeypatch.setattr(deciding, "free_ram", lambda: share * needed / 0.6)
     assert choose(BF16).dtype is expected
@@ -86,7 +87,7 @@ def test_without_kernels_memory_decides(monkeypatch, share, expected):
 @pytest.mark.parametrize(("is_random", "expected"), [(False, F32), (True, BF16)])
 def test_with_kernels_the_packed_form_is_what_must_fit(measured, monkeypatch, is_random, expected):
     measured(0.5, 0.5)
-    unpacked = float32_bytes(tiny_model("llama"), is_packed=False)
+    unpacked = weight_bytes(tiny_model("llama"), F32, F32)
     monkeypatch.setattr(deciding, "free_ram", lambda: 0.7 * unpacked / 0.6)
     assert choose(BF16, is_random=is_random).dtype is expected
 
@@ -96,8 +97,8 @@ def test_experts_count_as_float32_and_linear_layers_with_16_bits():
     linears = [m for m in model.modules() if type(m) in (torch.nn.Linear, torch.nn.Embedding)]
     num_kept = sum(module.weight.numel() for module in linears)
     num_all = sum(parameter.numel() for parameter in model.parameters())
-    assert float32_bytes(model, is_packed=True) == 4 * num_all - 2 * num_kept
-    assert float32_bytes(model, is_packed=False) == 4 * num_all
+    assert weight_bytes(model, F32, BF16) == 4 * num_all - 2 * num_kept
+    assert weight_bytes(model, F32, F32) == 4 * num_all
 
 
 @needs_kernels

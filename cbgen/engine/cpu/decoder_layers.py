@@ -12,17 +12,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from cbgen.engine.cpu.linears import FusedLinear, PackedLinear
-from cbgen.engine.cpu.native import PANEL, Decoder, DecoderLayer, Product
-from cbgen.engine.cpu.packed import num_panels
+from cbgen.engine.cpu.native import Decoder, DecoderLayer, Product
+from cbgen.engine.cpu.packed import first_columns
 
 _PREFIXES = {
-    "llama": "Llama",
-    "mistral": "Mistral",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-    "smollm3": "SmolLM3",
+    f"transformers.models.{prefix.lower()}.modeling_{prefix.lower()}": prefix
+    for prefix in ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 }
-"""Names of transformers' modules -> how their classes begin.
+"""Transformers' modules -> how the names of their classes begin.
 
 These models are an embedding, a rotary embedding of the positions, layers, a norm and a head. Their
 layers are: norm, attention, norm, gated feed-forward with SiLU; each half is added to what came
@@ -57,28 +54,32 @@ def find_parts(model: PreTrainedModel) -> ModelParts | None:
 
     Every module is recognized by its very class, and every linear layer must be a packed one.
     """
-    found: Any = model
-    own = _OwnClasses.of(model)
-    if own is None:
+    if not is_known(model):
         return None
-    owner = found.model
+    found: Any = model
+    owner, home = found.model, type(model).__module__
     parts = ModelParts(
         owner.embed_tokens, owner.rotary_emb, owner.layers, owner.norm, found.lm_head
     )
     layers: list[Any] = list(parts.layers)
-    is_known = (
+    can_run = (
         bool(layers)
-        and all(_is_known(layer, own) for layer in layers)
-        and own.has(parts.rotary, "RotaryEmbedding")
-        and _are_norms([owner.norm, layers[0].input_layernorm], own)
+        and all(_is_known(layer, home) for layer in layers)
+        and _is_own(home, parts.rotary, "RotaryEmbedding")
+        and _are_norms([owner.norm, layers[0].input_layernorm], home)
         and len({_geometry(layer) for layer in layers}) == 1
     )
-    return parts if is_known else None
+    return parts if can_run else None
 
 
 def is_known(model: PreTrainedModel) -> bool:
     """Return whether a model is one of those that `find_parts` finds, as far as its class tells."""
-    return _OwnClasses.of(model) is not None
+    home = type(model).__module__
+    return (
+        home in _PREFIXES
+        and _is_own(home, model, "ForCausalLM")
+        and _is_own(home, model.model, "Model")
+    )
 
 
 def describe(parts: ModelParts) -> DecoderDescription:
@@ -148,42 +149,26 @@ def _product(linears: Sequence[PackedLinear]) -> Product:
 
 def _offsets(linears: Sequence[PackedLinear]) -> list[int]:
     """Return the first column of each layer's output, side by side: as a fused product has them."""
-    offsets = [0]
-    for linear in linears[:-1]:
-        offsets.append(offsets[-1] + num_panels(linear.packed.columns) * PANEL)
-    return offsets
+    return first_columns([linear.packed for linear in linears])
 
 
-@dataclass(frozen=True, slots=True)
-class _OwnClasses:
-    """The classes of one of transformers' modules."""
+def _is_own(home: str, module: object, kind: str) -> bool:
+    """Return whether the class of a module is the one of that kind in one of transformers' modules.
 
-    home: str
-    prefix: str
-
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> _OwnClasses | None:
-        """Return those that a model is made of, if it is of a module that is known."""
-        home = type(model).__module__
-        name = home.rpartition(".")[2].removeprefix("modeling_")
-        prefix = _PREFIXES.get(name)
-        if prefix is None or home != f"transformers.models.{name}.modeling_{name}":
-            return None
-        own = cls(home, prefix)
-        is_whole = own.has(model, "ForCausalLM") and own.has(model.model, "Model")
-        return own if is_whole else None
-
-    def has(self, module: object, kind: str) -> bool:
-        """Return whether the class of a module is the one of that kind."""
-        found = type(module)
-        return found.__module__ == self.home and found.__name__ == self.prefix + kind
+    Args:
+        home: name of transformers' module.
+        module: of a model.
+        kind: what follows the prefix in the name of the class.
+    """
+    found = type(module)
+    return found.__module__ == home and found.__name__ == _PREFIXES[home] + kind
 
 
-def _is_known(layer: Any, own: _OwnClasses) -> bool:  # noqa: ANN401  a model's own class
+def _is_known(layer: Any, home: str) -> bool:  # noqa: ANN401  a model's own class
     if not (
-        own.has(layer, "DecoderLayer")
-        and own.has(layer.self_attn, "Attention")
-        and own.has(layer.mlp, "MLP")
+        _is_own(home, layer, "DecoderLayer")
+        and _is_own(home, layer.self_attn, "Attention")
+        and _is_own(home, layer.mlp, "MLP")
     ):
         return False
     attention = layer.self_attn
@@ -191,16 +176,16 @@ def _is_known(layer: Any, own: _OwnClasses) -> bool:  # noqa: ANN401  a model's 
     if hasattr(attention, "q_norm"):
         norms += [attention.q_norm, attention.k_norm]
     return (
-        _are_norms(norms, own)
+        _are_norms(norms, home)
         and all(isinstance(linear, PackedLinear) for linear in _linears(layer))
         and layer.mlp.gate_proj.packed.is_rounded == layer.mlp.up_proj.packed.is_rounded
         and type(layer.mlp.act_fn).__name__ in _SILU
     )
 
 
-def _are_norms(norms: Sequence[Any], own: _OwnClasses) -> bool:
+def _are_norms(norms: Sequence[Any], home: str) -> bool:
     """Return whether these are the model's norms, of one epsilon, in float32."""
-    return all(own.has(norm, "RMSNorm") and _is_plain(norm.weight) for norm in norms) and (
+    return all(_is_own(home, norm, "RMSNorm") and _is_plain(norm.weight) for norm in norms) and (
         len({norm.variance_epsilon for norm in norms}) == 1
     )
 

@@ -31,12 +31,12 @@ _SEQUENCES = ((1, 0, 1), (0, 1))
 _PAGE_SIZE = 2
 _NUM_BLOCKS = 3
 """Two for the first sequence and one for the second."""
-_TOLERANCE = 5e-4
-"""Share of the largest logit by which fusing may change one. Rounding moves those of SmolLM2,
-which has very large activations, by 5e-5 of it; a wrong layer by a tenth."""
+TOLERANCE = 5e-4
+"""Share of the largest logit by which packing or fusing may change one. Rounding moves those of
+SmolLM2, which has very large activations, by 5e-5 of it; a wrong layer by a tenth."""
 
 
-def fuse_decoder(model: PreTrainedModel, kernels: Kernels, tolerance: float = _TOLERANCE) -> bool:
+def fuse_decoder(model: PreTrainedModel, kernels: Kernels, tolerance: float = TOLERANCE) -> bool:
     """Fuse the decoder layers of a model whose linear layers are packed, if they are known.
 
     Where the logits of a short step differ, the model is as it was and that is logged.

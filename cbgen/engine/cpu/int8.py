@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from cbgen.engine.cpu import native
 from cbgen.engine.cpu.fusing import fuse_decoder
 from cbgen.engine.cpu.linears import pack_linears, packable_weights
-from cbgen.engine.cpu.packing import computing_in_float32, widen
+from cbgen.engine.cpu.packing import computing_in_float32, logits_of, widen
 from cbgen.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -73,11 +73,13 @@ def quantize_for_cpu(model: PreTrainedModel) -> None:
             f"model.quantization is 'int8', and a {type(model).__name__} has no linear layers that "
             "can be rounded; remove it"
         )
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    token_ids = torch.linspace(0, vocab_size - 1, min(_NUM_TOKENS, vocab_size)).long()
     with computing_in_float32(model):
-        wanted = _logits(model)
+        wanted = logits_of(model, token_ids)
     pack_linears(model, kernels, rounded=rounded)
     widen(model)
-    error = _relative_error(_logits(model), wanted)
+    error = _relative_error(logits_of(model, token_ids), wanted)
     if not error <= _MOST_ERROR:
         raise UsageError(
             f"model.quantization is 'int8', and it moves the logits of this model by {error:.0%} "
@@ -106,7 +108,7 @@ def weight_bytes(
     model: PreTrainedModel,
     dtype: torch.dtype,
     packed_dtype: torch.dtype,
-    quantization: str | None,
+    quantization: str | None = None,
 ) -> int:
     """Return the memory that the weights of a model will take.
 
@@ -135,11 +137,3 @@ def _relative_error(logits: torch.Tensor, wanted: torch.Tensor) -> float:
     """Return the root mean square of the differences, as a share of the deviation of the logits."""
     spread = wanted - wanted.mean(dim=-1, keepdim=True)
     return float((logits - wanted).norm() / spread.norm())
-
-
-@torch.inference_mode()
-def _logits(model: PreTrainedModel) -> torch.Tensor:
-    vocab_size = int(model.config.get_text_config().vocab_size)
-    token_ids = torch.linspace(0, vocab_size - 1, min(_NUM_TOKENS, vocab_size)).long()
-    logits: torch.Tensor = model(input_ids=token_ids[None], use_cache=False).logits
-    return logits.float()

@@ -9,20 +9,19 @@ Everything else is left alone. Layers that read one input (q/k/v, gate/up) becom
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from cbgen.engine.cpu.native import FORMATS, PANEL, Kernels
+from cbgen.engine.cpu.native import FORMATS, Kernels
 from cbgen.engine.cpu.packed import (
     PackedWeight,
     WeightMemory,
     check_packed,
+    first_columns,
     give_back,
-    num_panels,
 )
 
 _FUSED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -82,22 +81,21 @@ class FusedProduct:
     tensor. A model that calls them otherwise gets separate products from then on.
     """
 
-    def __init__(self, packed: PackedWeight, parts: Sequence[PackedLinear], stash: Stash) -> None:
+    def __init__(self, packed: PackedWeight, parts: Sequence[FusedLinear], stash: Stash) -> None:
         self.packed = packed
         self._stash = stash
         self._last = len(parts) - 1
         self.is_fused = True
-        first = 0
-        self._columns: list[slice] = []
-        for part in parts:
-            self._columns.append(slice(first, first + part.packed.columns))
-            first += num_panels(part.packed.columns) * PANEL
         self.bias = None
         if any(part.bias is not None for part in parts):
             self.bias = torch.zeros(packed.columns)
-            for part, columns in zip(parts, self._columns, strict=True):
-                if part.bias is not None:
-                    self.bias[columns] = part.bias
+        self._columns: list[slice] = []
+        firsts = first_columns([part.packed for part in parts])
+        for index, (part, first) in enumerate(zip(parts, firsts, strict=True)):
+            part.product, part.index = self, index
+            self._columns.append(slice(first, first + part.packed.columns))
+            if self.bias is not None and part.bias is not None:
+                self.bias[self._columns[-1]] = part.bias
 
     def multiply(self, index: int, part: PackedLinear, rows: torch.Tensor) -> torch.Tensor:
         """Return the product of one part: [..., its columns]."""
@@ -127,23 +125,13 @@ class Stash:
 class FusedLinear(PackedLinear):
     """One linear layer of several that are computed together."""
 
-    _fused: tuple[FusedProduct, int] | None = None
-
-    def join(self, product: FusedProduct, index: int) -> None:
-        """Make this layer the part of that number of a product."""
-        self._fused = (product, index)
-
-    @property
-    def product(self) -> FusedProduct | None:
-        """The product that this layer is part of."""
-        return None if self._fused is None else self._fused[0]
+    product: FusedProduct
+    """What it is a part of; the product sets it, and the number of the part."""
+    index: int
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return [..., columns] of [..., depth]."""
-        if self._fused is None:
-            return super().forward(rows)
-        product, index = self._fused
-        return product.multiply(index, self, rows)
+        return self.product.multiply(self.index, self, rows)
 
 
 class PackedEmbedding(PackedModule):
@@ -162,22 +150,12 @@ class PackedEmbedding(PackedModule):
         return rows
 
 
-@dataclass(frozen=True, slots=True)
-class PackingReport:
-    """What was packed."""
-
-    num_linears: int
-    num_fused: int
-    """Of them, those that are computed together with others."""
-    packed_bytes: int
-
-
 def pack_linears(
     model: PreTrainedModel,
     kernels: Kernels,
     dtype: torch.dtype = torch.float32,
     rounded: Collection[str] = (),
-) -> PackingReport:
+) -> None:
     """Pack the linear layers and the input embedding of a model, one after the other.
 
     A weight is freed as soon as its packed form stands, so the memory of the model never grows by
@@ -204,7 +182,6 @@ def pack_linears(
         marker = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
         model.register_parameter(_MARKER, marker)
     give_back()
-    return packer.report()
 
 
 def unpack_linears(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> None:
@@ -271,12 +248,6 @@ class _Packer:
             for parameter in module._parameters.values():
                 if parameter is not None:
                     self._users.setdefault(id(parameter), []).append(module)
-        self._num_linears = 0
-        self._num_fused = 0
-        self._bytes = 0
-
-    def report(self) -> PackingReport:
-        return PackingReport(self._num_linears, self._num_fused, self._bytes)
 
     def swap(self, module: nn.Module) -> None:
         """Pack a weight and swap all modules that use it; none if one of them is not known."""
@@ -290,13 +261,9 @@ class _Packer:
             return
         packed = PackedWeight.pack(matrix, self._kernels, self._packed_dtype(module), self._memory)
         check_packed(matrix, packed)
-        self._bytes += packed.num_bytes
         for user in users:
-            if isinstance(user, nn.Embedding):
-                self._replace(user, PackedEmbedding(packed, user, self._dtype))
-            else:
-                self._replace(user, PackedLinear(packed, user, self._dtype))
-                self._num_linears += 1
+            kind = PackedEmbedding if isinstance(user, nn.Embedding) else PackedLinear
+            self._replace(user, kind(packed, user, self._dtype))
 
     def fuse(self, modules: Sequence[nn.Module | None]) -> None:
         """Pack layers side by side, if all are there, alike and used once."""
@@ -315,12 +282,7 @@ class _Packer:
             check_packed(matrix, packed)
             parts.append(FusedLinear(packed, layer, self._dtype))
             self._replace(layer, parts[-1])
-        product = FusedProduct(whole, parts, self._stash)
-        for index, part in enumerate(parts):
-            part.join(product, index)
-        self._num_linears += len(parts)
-        self._num_fused += len(parts)
-        self._bytes += whole.num_bytes
+        FusedProduct(whole, parts, self._stash)
 
     def _packed_dtype(self, module: nn.Module) -> torch.dtype:
         if id(module.get_parameter("weight")) in self._rounded:

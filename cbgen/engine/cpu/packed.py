@@ -14,6 +14,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -61,12 +62,8 @@ class PackedWeight:
             dtype: one that holds every value exactly, or int8; None = the smallest such.
             memory: where the packed form lies; None = in memory of its own.
         """
-        columns, depth = weight.shape
         dtype = dtype or kernels.exact_dtype(weight)
-        shape = panel_shape(columns, depth, dtype)
-        panels = torch.empty(shape, dtype=dtype) if memory is None else memory.empty(shape, dtype)
-        kernels.pack(weight, panels)
-        return cls(panels, columns, depth, kernels)
+        return cls.pack_side_by_side([weight], kernels, dtype, memory)[0]
 
     @classmethod
     def pack_side_by_side(
@@ -74,7 +71,7 @@ class PackedWeight:
         weights: Sequence[torch.Tensor],
         kernels: Kernels,
         dtype: torch.dtype,
-        memory: WeightMemory,
+        memory: WeightMemory | None = None,
     ) -> tuple[PackedWeight, list[PackedWeight]]:
         """Pack weights of one depth so that one product computes them all.
 
@@ -82,14 +79,15 @@ class PackedWeight:
             weights: as in `pack`.
             kernels: the library.
             dtype: as in `pack`.
-            memory: where the packed forms lie.
+            memory: as in `pack`.
 
         Returns:
             All of them as one weight, in which each begins with a panel of its own, and each.
         """
         depth = weights[0].shape[1]
         counts = [num_panels(weight.shape[0]) for weight in weights]
-        panels = memory.empty(panel_shape(sum(counts) * PANEL, depth, dtype), dtype)
+        shape = panel_shape(sum(counts) * PANEL, depth, dtype)
+        panels = torch.empty(shape, dtype=dtype) if memory is None else memory.empty(shape, dtype)
         parts = []
         first = 0
         for weight, count in zip(weights, counts, strict=True):
@@ -165,6 +163,12 @@ class PackedWeight:
 def num_panels(columns: int) -> int:
     """Return the panels of a weight with so many columns."""
     return -(-columns // PANEL)
+
+
+def first_columns(weights: Sequence[PackedWeight]) -> list[int]:
+    """Return the first column of each of some weights that lie side by side, panel by panel."""
+    counts = [num_panels(weight.columns) * PANEL for weight in weights[:-1]]
+    return [*accumulate(counts, initial=0)]
 
 
 class WeightMemory:

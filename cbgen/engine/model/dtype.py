@@ -9,8 +9,7 @@ decides.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +18,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from cbgen.engine.cpu import native
-from cbgen.engine.cpu.linears import packable_weights
+from cbgen.engine.cpu.int8 import weight_bytes
 from cbgen.engine.cpu.native import Kernels
 from cbgen.engine.cpu.packed import PackedWeight
 from cbgen.engine.cpu.packing import HALVES
@@ -70,7 +69,8 @@ def choose_dtype(
         dtype = checkpoint if device.type != "cpu" else torch.float32
         return DtypeChoice(dtype, "the checkpoint's" if dtype == checkpoint else "for a CPU")
     kernels = native.kernels()
-    needed = float32_bytes(make_skeleton(), is_packed=kernels is not None and not is_random)
+    packed_dtype = torch.float32 if kernels is None or is_random else checkpoint
+    needed = weight_bytes(make_skeleton(), torch.float32, packed_dtype)
     room = _MOST_MEMORY * free_ram()
     if needed > room:
         return DtypeChoice(checkpoint, f"float32 would take {_gib(needed)} of {_gib(room)}")
@@ -86,49 +86,24 @@ def choose_dtype(
     return DtypeChoice(torch.float32, measured)
 
 
-def float32_bytes(model: PreTrainedModel, *, is_packed: bool) -> int:
-    """Return the memory of a 16-bit checkpoint's weights in a model that computes in float32.
-
-    Args:
-        model: may be on the meta device.
-        is_packed: whether linear layers and embedding keep 16 bits.
-    """
-    kept = {id(model.get_parameter(name)) for name in packable_weights(model)} if is_packed else ()
-    return sum(
-        int(parameter.numel()) * (2 if id(parameter) in kept else 4)
-        for parameter in model.parameters()
-    )
-
-
 @torch.inference_mode()
 def measure_bfloat16(kernels: Kernels) -> list[float]:
     """Return how many times as fast torch's bfloat16 is as the kernels, with few rows and many.
 
     Both on one thread: several wait for each other where other processes run, whatever they do.
     """
-    with _one_thread():
-        return _speedups(kernels)
-
-
-def _speedups(kernels: Kernels) -> list[float]:
-    weight = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16)
-    packed = PackedWeight.pack(weight, kernels)
-    speedups = []
-    for num_rows in _ROWS:
-        rows = torch.ones(num_rows, _SIDE)
-        halves = rows.bfloat16()
-        of_kernels = _seconds(partial(packed.multiply, rows))
-        of_torch = _seconds(partial(functional.linear, halves, weight))
-        speedups.append(of_kernels / of_torch)
-    return speedups
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        weight = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16)
+        packed = PackedWeight.pack(weight, kernels)
+        speedups = []
+        for num_rows in _ROWS:
+            rows = torch.ones(num_rows, _SIDE)
+            of_kernels = _seconds(partial(packed.multiply, rows))
+            of_torch = _seconds(partial(functional.linear, rows.bfloat16(), weight))
+            speedups.append(of_kernels / of_torch)
+        return speedups
     finally:
         torch.set_num_threads(num_threads)
 
