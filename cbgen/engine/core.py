@@ -70,42 +70,36 @@ class Engine:
 
     def step(self) -> list[GenerationOutput]:
         """Run one step and return the requests that ended, in the order in which they ended."""
-        if self._scheduler.has_unfinished():
-            if self._observer is None:
-                batch = self._scheduler.schedule()
-                self._scheduler.update(batch, self._runner.launch(batch).result())
-            else:
-                self._observed_step(self._observer)
+        scheduler, observer = self._scheduler, self._observer
+        if scheduler.has_unfinished():
+            started = perf_counter()
+            batch = scheduler.schedule()
+            scheduled = perf_counter()
+            result = self._runner.launch(batch).result()
+            executed = perf_counter()
+            scheduler.update(batch, result)
+            if observer is not None:
+                updated, stats = perf_counter(), scheduler.stats()
+                observer.stepped(
+                    StepTimes(
+                        step=batch.step,
+                        started=started,
+                        scheduled=scheduled,
+                        executed=executed,
+                        updated=updated,
+                        num_tokens=batch.num_tokens,
+                        num_requests=len(batch.requests),
+                        num_waiting=stats.num_waiting,
+                        num_used_blocks=stats.num_used_blocks,
+                    )
+                )
             if self._check:
-                self._scheduler.check()
+                scheduler.check()
         return self.take_outputs()
 
     def take_outputs(self) -> list[GenerationOutput]:
         """Return the requests that ended since they were last asked for, without running a step."""
         return [request.output() for request in self._scheduler.take_finished()]
-
-    def _observed_step(self, observer: EngineObserver) -> None:
-        started = perf_counter()
-        batch = self._scheduler.schedule()
-        scheduled = perf_counter()
-        result = self._runner.launch(batch).result()
-        executed = perf_counter()
-        self._scheduler.update(batch, result)
-        updated = perf_counter()
-        stats = self._scheduler.stats()
-        observer.stepped(
-            StepTimes(
-                step=batch.step,
-                started=started,
-                scheduled=scheduled,
-                executed=executed,
-                updated=updated,
-                num_tokens=batch.num_tokens,
-                num_requests=len(batch.requests),
-                num_waiting=stats.num_waiting,
-                num_used_blocks=stats.num_used_blocks,
-            )
-        )
 
     def stats(self) -> StepStats:
         """Return counts as of now."""

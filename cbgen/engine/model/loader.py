@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -77,14 +77,6 @@ class LoadedModel:
     """End-of-sequence ids of generation_config.json, config.json and tokenizer together."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where from_pretrained finds things."""
-
-    name: str
-    options: dict[str, Any]
-
-
 def load_model(config: ModelConfig) -> LoadedModel:
     """Load weights, tokenizer and generation defaults.
 
@@ -107,19 +99,22 @@ def load_skeleton(config: ModelConfig) -> LoadedModel:
 
 def _load(config: ModelConfig, *, with_weights: bool) -> LoadedModel:
     device = resolve_device(config.device)
-    source = _source(config)
+    name, options = _source(config)
     transformers.utils.logging.disable_progress_bar()
-    with _reading(source), ThreadPoolExecutor(1) as helper:
+    reading = reading_once() if "gguf_file" in options else contextlib.nullcontext()
+    with reading, ThreadPoolExecutor(1) as helper:
         with _refusing(config.path):
-            model_config = AutoConfig.from_pretrained(source.name, **source.options)
+            model_config = AutoConfig.from_pretrained(name, **options)
             _override(model_config, config.config_overrides)
-            make_skeleton = cache(partial(_make_skeleton, config, source, model_config))
+            make_skeleton = cache(partial(_make_skeleton, config, name, model_config))
             checkpoint = getattr(model_config, "dtype", None)  # before a skeleton changes it
             choice = _choose_dtype(config, device, checkpoint, make_skeleton)
             # Most of its time goes into a library that lets other threads run.
-            tokenizing = helper.submit(_load_tokenizer, source)
+            tokenizing = helper.submit(_load_tokenizer, name, options)
             if with_weights:
-                model = _load_weights(config, source, model_config, choice.dtype, make_skeleton)
+                model = _load_weights(
+                    config, name, options, model_config, choice.dtype, make_skeleton
+                )
             else:
                 model = make_skeleton()
         model.eval()
@@ -132,11 +127,12 @@ def _load(config: ModelConfig, *, with_weights: bool) -> LoadedModel:
             tokenizer = tokenizing.result()
     defaults = model.generation_config.to_diff_dict() if model.generation_config else {}
     defaults.pop("transformers_version", None)
+    keeps_dtype = can_pack(device, choice.dtype) and not config.random_init
     return LoadedModel(
         model=model,
         dtype=choice.dtype,
         dtype_reason=choice.reason,
-        packed_dtype=_packed_dtype(config, device, choice.dtype, checkpoint),
+        packed_dtype=checkpoint if keeps_dtype and checkpoint in HALVES else choice.dtype,
         device=device,
         tokenizer=tokenizer,
         generation_defaults=defaults,
@@ -153,10 +149,6 @@ def _refusing(path: str) -> Iterator[None]:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = " ".join(lines[:_REASON_LINES]) or type(error).__name__
         raise UsageError(f"cannot load model {path!r}: {reason}") from error
-
-
-def _reading(source: _Source) -> contextlib.AbstractContextManager[None]:
-    return reading_once() if "gguf_file" in source.options else contextlib.nullcontext()
 
 
 def resolve_device(name: str) -> torch.device:
@@ -200,14 +192,8 @@ def _choose_dtype(
     return choice
 
 
-def _packed_dtype(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, checkpoint: torch.dtype | None
-) -> torch.dtype:
-    is_kept = can_pack(device, dtype) and not config.random_init
-    return checkpoint if is_kept and checkpoint in HALVES else dtype
-
-
-def _source(config: ModelConfig) -> _Source:
+def _source(config: ModelConfig) -> tuple[str, dict[str, Any]]:
+    """Return where from_pretrained finds things, and its options."""
     path = os.path.expanduser(os.path.expandvars(config.path))
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if config.revision is not None:
@@ -216,15 +202,15 @@ def _source(config: ModelConfig) -> _Source:
         if not Path(path).is_file():
             raise UsageError(f"model.path is {config.path!r}, and there is no such file")
         options["gguf_file"] = Path(path).name
-        return _Source(str(Path(path).parent), options)
+        return str(Path(path).parent), options
     looks_like_folder = path.startswith(("/", "./", "../", "~")) or path != config.path
     if looks_like_folder and not Path(path).is_dir():
         raise UsageError(f"model.path is {config.path!r}, and there is no such folder")
-    return _Source(path, options)
+    return path, options
 
 
 def _make_skeleton(
-    config: ModelConfig, source: _Source, model_config: PretrainedConfig
+    config: ModelConfig, name: str, model_config: PretrainedConfig
 ) -> PreTrainedModel:
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -233,34 +219,34 @@ def _make_skeleton(
     if not config.random_init:
         with contextlib.suppress(OSError):  # a model without a generation_config.json
             model.generation_config = GenerationConfig.from_pretrained(
-                source.name, revision=config.revision
+                name, revision=config.revision
             )
     return model
 
 
 def _load_weights(
     config: ModelConfig,
-    source: _Source,
+    name: str,
+    options: Mapping[str, Any],
     model_config: PretrainedConfig,
     dtype: torch.dtype,
     make_skeleton: Callable[[], PreTrainedModel],
 ) -> PreTrainedModel:
     if config.random_init:
         return _random_weights(config, model_config, dtype)
-    options = dict(source.options)
-    dtypes = {}
+    options, dtypes = dict(options), {}
     if "gguf_file" in options:
         if hasattr(transformers, "GgufConfig"):
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     elif can_pack(resolve_device(config.device), dtype):
-        dtypes = matrix_dtypes(source.name, options)
+        dtypes = matrix_dtypes(name, options)
     model: PreTrainedModel
     if any(stored in HALVES for stored in dtypes.values()):
         model_class = type(make_skeleton())
-        model, found = load_unwidened(model_class, source.name, model_config, dtypes, **options)
+        model, found = load_unwidened(model_class, name, model_config, dtypes, **options)
     else:
         model, found = AutoModelForCausalLM.from_pretrained(
-            source.name, config=model_config, dtype=dtype, output_loading_info=True, **options
+            name, config=model_config, dtype=dtype, output_loading_info=True, **options
         )
     if found["missing_keys"]:
         raise ValueError(f"the checkpoint lacks weights: {sorted(found['missing_keys'])[:4]}")
@@ -292,15 +278,13 @@ def _override(model_config: PretrainedConfig, overrides: dict[str, Any]) -> None
         setattr(model_config, name, value)
 
 
-def _load_tokenizer(source: _Source) -> PreTrainedTokenizerBase | None:
+def _load_tokenizer(name: str, options: Mapping[str, Any]) -> PreTrainedTokenizerBase | None:
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source.name, **source.options
-        )
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **options)
     except (OSError, ValueError) as error:
-        if any(Path(source.name, name).exists() for name in _TOKENIZER_FILES):
+        if any(Path(name, file).exists() for file in _TOKENIZER_FILES):
             raise  # it is there and broken
-        logger.warning("%s has no tokenizer: rows must hold prompt_token_ids", source.name)
+        logger.warning("%s has no tokenizer: rows must hold prompt_token_ids", name)
         logger.debug("loading the tokenizer failed", exc_info=error)
         return None
     return tokenizer

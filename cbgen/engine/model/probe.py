@@ -104,9 +104,19 @@ def probe_model(model: PreTrainedModel) -> ModelFacts:
     Raises:
         UsageError: the model ignores the hook, has layers without it, or cannot run packed tokens.
     """
+    try:
+        return _probe(model)
+    except UsageError as error:
+        raise UsageError(
+            f"model type {model.config.model_type!r} is not supported: {error}"
+        ) from error.__cause__
+
+
+def _probe(model: PreTrainedModel) -> ModelFacts:
     config = model.config.get_text_config()
-    model_type = str(model.config.model_type)
-    _refuse_layer_types(config, model_type)
+    for layer_type in getattr(config, "layer_types", None) or ():
+        if layer_type in _UNSUPPORTED_LAYERS:
+            raise UsageError(f"it has layers of type {layer_type!r}")
     device = model.device
     length = len(_SEQUENCE)
     token_ids = torch.tensor([_SEQUENCE * 2], device=device)
@@ -116,32 +126,28 @@ def probe_model(model: PreTrainedModel) -> ModelFacts:
     try:
         with attached(model), forward_context(recorder), torch.inference_mode():
             logits = run_model(model, token_ids, positions, ends).logits().float()
-    except UsageError as error:
-        raise UsageError(f"model type {model_type!r} is not supported: {error}") from error
     except _FORWARD_ERRORS as error:
         raise UsageError(
-            f"model type {model_type!r} is not supported: it cannot run packed tokens without a "
-            f"mask ({type(error).__name__}: {error})"
+            f"it cannot run packed tokens without a mask ({type(error).__name__}: {error})"
         ) from error
     expected = set(range(config.num_hidden_layers))
     if recorder.layers.keys() != expected:
         missing = sorted(expected - recorder.layers.keys())
         raise UsageError(
-            f"model type {model_type!r} is not supported: its attention does not go through "
-            f"transformers' attention interface in layers {_ranges(missing)} of {len(expected)}"
+            "its attention does not go through transformers' attention interface in layers "
+            f"{_ranges(missing)} of {len(expected)}"
         )
     if recorder.repeated:
         raise UsageError(
-            f"model type {model_type!r} is not supported: it attends more than once in layers "
-            f"{_ranges(sorted(recorder.repeated))}, and the cache keeps one set of keys a layer"
+            f"it attends more than once in layers {_ranges(sorted(recorder.repeated))}, and the "
+            "cache keeps one set of keys a layer"
         )
     if not _keeps_sequences_apart(model, logits):
         raise UsageError(
-            f"model type {model_type!r} is not supported: its layers carry a state from one "
-            "sequence to the next, which is not kept apart here"
+            "its layers carry a state from one sequence to the next, which is not kept apart here"
         )
     return ModelFacts(
-        model_type=model_type,
+        model_type=str(model.config.model_type),
         layers=tuple(recorder.layers[index] for index in sorted(recorder.layers)),
         vocab_size=model.get_input_embeddings().weight.shape[0],
         logits_size=logits.shape[-1],
@@ -199,14 +205,6 @@ def _max_context(config: PretrainedConfig) -> int | None:
         # Beyond its original length, the longest row of a step would turn the positions of all.
         bound = rope.get("original_max_position_embeddings", bound)
     return bound
-
-
-def _refuse_layer_types(config: PretrainedConfig, model_type: str) -> None:
-    for layer_type in getattr(config, "layer_types", None) or ():
-        if layer_type in _UNSUPPORTED_LAYERS:
-            raise UsageError(
-                f"model type {model_type!r} is not supported: it has layers of type {layer_type!r}"
-            )
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:
