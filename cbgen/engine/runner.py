@@ -1,6 +1,6 @@
 """Everything that runs on the device happens here: inputs, forward pass, sampling.
 
-    launch(ScheduledBatch) -> LaunchedStep, and its result() -> StepResult
+    launch(ScheduledBatch) -> DrawnTokens, and its result() -> StepResult
 
 The runner decides nothing; it applies what the batch says, in the order of its fields. `launch`
 only hands work to the device; `result` is where the host waits for it.
@@ -9,7 +9,6 @@ only hands work to the device; `result` is where the host waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -18,24 +17,13 @@ from cbgen.engine.attention.base import AttentionBackend
 from cbgen.engine.attention.context import PagedLayers, PagedStep, forward_context
 from cbgen.engine.batch import Rows
 from cbgen.engine.plan import EnginePlan
-from cbgen.engine.sampling.sampler import DrawnTokens, Sampler
+from cbgen.engine.sampling.sampler import NOTHING_DRAWN, DrawnTokens, Sampler
 from cbgen.engine.sampling.scores import Scores
-from cbgen.engine.step import ScheduledBatch, StepResult
+from cbgen.engine.step import ScheduledBatch
 from cbgen.engine.storage import KVStorage
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Scores]
 """(token_ids [1, T], position_ids [1, T], logit_indices [s]) -> scores of s rows"""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A step on the device: what it drew, not yet on the host."""
-
-    drawn: DrawnTokens | None = None
-
-    def result(self) -> StepResult:
-        """Wait for the step and return what was drawn."""
-        return StepResult() if self.drawn is None else StepResult(self.drawn.samples())
 
 
 class Runner:
@@ -68,7 +56,7 @@ class Runner:
         self._layers = PagedLayers(self.storage.layers, group_of)
 
     @torch.inference_mode()
-    def launch(self, batch: ScheduledBatch) -> LaunchedStep:
+    def launch(self, batch: ScheduledBatch) -> DrawnTokens:
         """Start one step without waiting for the device.
 
         Raises:
@@ -83,7 +71,7 @@ class Runner:
         self.storage.swap_in(batch.swaps_in)
         self._rows.extend_block_tables(batch.new_blocks)
         if not batch.requests:
-            return LaunchedStep()
+            return NOTHING_DRAWN
         inputs = self._rows.gather(batch)
         context = PagedStep(
             inputs.position_ids[0],
@@ -96,7 +84,7 @@ class Runner:
             scores = self._forward(inputs.token_ids, inputs.position_ids, inputs.logit_indices)
         sampled = [item for item in batch.requests if item.num_samples]
         if not sampled:
-            return LaunchedStep()
+            return NOTHING_DRAWN
         drawn = self._sampler.draw(scores, sampled)
         self._rows.store_sampled(inputs.sampled_rows, drawn.token_ids)
-        return LaunchedStep(drawn)
+        return drawn

@@ -3,7 +3,7 @@
     Scheduler.schedule() -> ScheduledBatch -> Runner.launch() -> StepHandle
     StepHandle.result() -> StepResult -> Scheduler.update()
 
-StepHandle is a protocol in core.py; the runner's is LaunchedStep. Batch and result are immutable
+StepHandle is a protocol in core.py; the runner's is DrawnTokens. Batch and result are immutable
 and hold no tensors, so a step can be logged, compared in a test, or sent to another rank. Rows are
 places in the runner's persistent buffers: a request keeps its row from admission to finish, and a
 step names rows instead of repeating what the runner already holds.

@@ -154,7 +154,8 @@ def test_a_token_that_the_host_has_not_seen_is_in_the_history():
         items = [ScheduledRequest(row, 1, str(row), 2 + step, 1, 1, 1) for row in (1, 0)]
         drawn.append(sampler.draw(Logits(logits), items))
     # 8 and 7 are halved once drawn, 9 from the start.
-    assert [[s.token_ids[0] for s in step.samples()] for step in drawn] == [[2, 6], [3, 6], [4, 6]]
+    answers = [[sample.token_ids[0] for sample in step.result().samples] for step in drawn]
+    assert answers == [[2, 6], [3, 6], [4, 6]]
 
 
 def known(history: TokenHistory, row: int) -> tuple[list[int], list[int]]:

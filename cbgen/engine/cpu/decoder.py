@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from cbgen.engine.attention.context import PagedLayers, PagedStep
 from cbgen.engine.attention.metadata import AttentionMetadata
 from cbgen.engine.cpu.best_token import HeadScreen
-from cbgen.engine.cpu.decoder_layers import ModelParts, describe
+from cbgen.engine.cpu.decoder_layers import ModelParts, describe, layer_indices
 from cbgen.engine.cpu.native import PARTS, Cache, Kernels, Pages, Step, StepGroup
 from cbgen.engine.sampling.scores import Logits, Scores
 
@@ -34,7 +34,7 @@ class FusedDecoder(nn.Module):
         self._kernels = kernels
         self.screen: HeadScreen | None = None
         """What finds best tokens without the head, if it can."""
-        self._description = describe(parts)
+        self._description, self._described_layers = describe(parts)
         self._placed: PagedLayers | None = None
         """The pages that the description points to."""
         self._seconds = (ctypes.c_double * len(PARTS))()
@@ -91,8 +91,8 @@ class FusedDecoder(nn.Module):
 
     def _place(self, pages: PagedLayers) -> None:
         """Point the description at the pages of an engine."""
-        description = self._description
-        for index, layer in zip(description.layer_indices, description.layers, strict=True):
+        indices = layer_indices(self.layers)
+        for index, layer in zip(indices, self._described_layers, strict=True):
             keys, values = pages.caches[index].keys, pages.caches[index].values
             layer.cache = Cache(Pages.of(keys, values), keys.shape[1])
             layer.group = pages.group_of[index]
@@ -128,7 +128,7 @@ class FusedDecoder(nn.Module):
             output=output.data_ptr(),
             seconds=ctypes.addressof(self._seconds),
         )
-        self._kernels.decode(self._description.decoder, arguments)
+        self._kernels.decode(self._description, arguments)
 
 
 class _HeadScores:

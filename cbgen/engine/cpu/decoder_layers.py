@@ -40,15 +40,6 @@ class ModelParts:
     head: nn.Module
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderDescription:
-    """Decoder layers as the library takes them; the modules keep the memory that it points to."""
-
-    decoder: Decoder
-    layers: ctypes.Array[DecoderLayer]
-    layer_indices: tuple[int, ...]
-
-
 def find_parts(model: PreTrainedModel) -> ModelParts | None:
     """Return the parts of a model whose layers the kernels can run; None if they cannot.
 
@@ -82,8 +73,12 @@ def is_known(model: PreTrainedModel) -> bool:
     )
 
 
-def describe(parts: ModelParts) -> DecoderDescription:
-    """Describe what `find_parts` has found; caches and groups of the layers are still to be set."""
+def describe(parts: ModelParts) -> tuple[Decoder, ctypes.Array[DecoderLayer]]:
+    """Describe what `find_parts` has found; caches and groups of the layers are still to be set.
+
+    Returns:
+        The whole as the library takes it, and its layers; the modules keep what it points to.
+    """
     layers = parts.layers
     described = (DecoderLayer * len(layers))()
     for layer, place in zip(layers, described, strict=True):
@@ -107,7 +102,7 @@ def describe(parts: ModelParts) -> DecoderDescription:
         intermediate_size=mlp.down_proj.packed.depth,
         epsilon=first.input_layernorm.variance_epsilon,
     )
-    return DecoderDescription(decoder, described, layer_indices(layers))
+    return decoder, described
 
 
 def layer_indices(layers: nn.ModuleList) -> tuple[int, ...]:

@@ -79,7 +79,9 @@ def quantize_for_cpu(model: PreTrainedModel) -> None:
         wanted = logits_of(model, token_ids)
     pack_linears(model, kernels, rounded=rounded)
     widen(model)
-    error = _relative_error(logits_of(model, token_ids), wanted)
+    # Root mean square of the differences, as a share of the deviation of the logits.
+    spread = wanted - wanted.mean(dim=-1, keepdim=True)
+    error = float((logits_of(model, token_ids) - wanted).norm() / spread.norm())
     if not error <= _MOST_ERROR:
         raise UsageError(
             f"model.quantization is 'int8', and it moves the logits of this model by {error:.0%} "
@@ -131,9 +133,3 @@ def weight_bytes(
         num_bytes -= columns * depth * packed_dtype.itemsize
         num_bytes += math.prod(native.panel_shape(columns, depth, torch.int8))
     return num_bytes
-
-
-def _relative_error(logits: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the root mean square of the differences, as a share of the deviation of the logits."""
-    spread = wanted - wanted.mean(dim=-1, keepdim=True)
-    return float((logits - wanted).norm() / spread.norm())

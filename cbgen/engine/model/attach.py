@@ -36,7 +36,7 @@ class _Attachment:
     """An attribute that is changed while one engine or several use the model."""
 
     owner: Any
-    name: str
+    """Is kept alive, since its id stands for it."""
     value: Any
     """What stood there before the first of them came."""
     num_users: int = 0
@@ -94,12 +94,6 @@ def attention_hook(
     return output[None], None
 
 
-def register_hook() -> None:
-    """Make the name known to transformers; doing it again changes nothing."""
-    AttentionInterface.register(HOOK_NAME, attention_hook)
-    AttentionMaskInterface.register(HOOK_NAME, _no_mask)
-
-
 def _no_mask(*_args: object, **_options: object) -> None:
     return None
 
@@ -126,7 +120,9 @@ def attached(model: PreTrainedModel) -> Iterator[None]:
 
     Of several such blocks on one model the last to end undoes it.
     """
-    register_hook()
+    # Again and again, which changes nothing.
+    AttentionInterface.register(HOOK_NAME, attention_hook)
+    AttentionMaskInterface.register(HOOK_NAME, _no_mask)
     changes: list[tuple[Any, str, object]]
     changes = [(config, "_attn_implementation", HOOK_NAME) for config in _configs(model)]
     changes += [
@@ -141,7 +137,7 @@ def attached(model: PreTrainedModel) -> Iterator[None]:
             if module.training or (id(module), "training") in _attachments
         ]
         for owner, name, _ in changes:
-            attachment = _Attachment(owner, name, getattr(owner, name))
+            attachment = _Attachment(owner, getattr(owner, name))
             _attachments.setdefault((id(owner), name), attachment).num_users += 1
         # After the last one was read: a config hands what is set on to the configs inside it.
         for owner, name, value in changes:
@@ -151,15 +147,11 @@ def attached(model: PreTrainedModel) -> Iterator[None]:
     finally:
         with _lock:
             for owner, name, _ in changes:
-                _release(owner, name)
-
-
-def _release(owner: Any, name: str) -> None:  # noqa: ANN401
-    attachment = _attachments[id(owner), name]
-    attachment.num_users -= 1
-    if attachment.num_users == 0:
-        del _attachments[id(owner), name]
-        setattr(owner, name, attachment.value)
+                attachment = _attachments[id(owner), name]
+                attachment.num_users -= 1
+                if attachment.num_users == 0:
+                    del _attachments[id(owner), name]
+                    setattr(owner, name, attachment.value)
 
 
 def _configs(model: PreTrainedModel) -> list[Any]:

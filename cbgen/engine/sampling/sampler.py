@@ -25,7 +25,7 @@ from cbgen.engine.sampling.noise import (
 from cbgen.engine.sampling.processors import LogitsProcessors
 from cbgen.engine.sampling.scores import Logits, Scores, token_logprobs
 from cbgen.engine.sizing import SAMPLER_CHUNK
-from cbgen.engine.step import AdmittedRow, SampledTokens, ScheduledRequest
+from cbgen.engine.step import AdmittedRow, SampledTokens, ScheduledRequest, StepResult
 
 _ALL_TOKENS = 2**31
 """More than any vocabulary has; a larger top_k may not fit into 64 bits."""
@@ -62,7 +62,7 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
-    """What a step drew, on the device; `samples` waits for it."""
+    """What a step drew, on the device: a launched step, whose `result` waits for it."""
 
     token_ids: torch.Tensor
     """[rows] int64; without meaning where the logits were not numbers."""
@@ -73,18 +73,25 @@ class DrawnTokens:
     asking: Sequence[int] = ()
     """The rows that asked for log-probabilities."""
 
-    def samples(self) -> tuple[SampledTokens, ...]:
-        """Return what each row got."""
+    def result(self) -> StepResult:
+        """Wait for the step and return what each row got."""
         logprobs: dict[int, tuple[float]] = {}
         if self.asking and self.logprobs is not None:
             values = self.logprobs.tolist()
             logprobs = {row: (values[row],) for row in self.asking}
-        return tuple(
-            SampledTokens((token_id,), logprobs.get(row, ()))
-            if token_id >= 0
-            else SampledTokens((), (), is_finite=False)
-            for row, token_id in enumerate(self.answers.tolist())
+        return StepResult(
+            tuple(
+                SampledTokens((token_id,), logprobs.get(row, ()))
+                if token_id >= 0
+                else SampledTokens((), (), is_finite=False)
+                for row, token_id in enumerate(self.answers.tolist())
+            )
         )
+
+
+_NONE = torch.empty(0, dtype=torch.long)
+NOTHING_DRAWN = DrawnTokens(_NONE, _NONE)
+"""Of a step in which no row samples."""
 
 
 class Sampler:
