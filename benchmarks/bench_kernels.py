@@ -145,7 +145,6 @@ def test_attention(case, dtype):
         block_tables=tables,
         slot_mapping=torch.empty(0, dtype=torch.int64),
         first_keys=[0] * requests,
-        key_starts=[0] * requests,
         key_blocks=[],
     )
     query, layer, backend = (

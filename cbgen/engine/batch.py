@@ -163,7 +163,6 @@ class Rows:
                     block_tables=tables[group],
                     slot_mapping=slots[group],
                     first_keys=first_keys,
-                    key_starts=[first * size for first in firsts],
                     key_blocks=self._key_blocks(group, requests, tables[group], firsts, stops),
                 )
             )

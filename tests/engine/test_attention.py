@@ -110,7 +110,6 @@ class Step:
             block_tables=padded,
             slot_mapping=torch.cat(slots),
             first_keys=first_keys,
-            key_starts=[first * size for first in firsts],
             key_blocks=[
                 self.key_blocks(table[first:]) for table, first in zip(tables, firsts, strict=True)
             ],

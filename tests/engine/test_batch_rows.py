@@ -80,7 +80,7 @@ def test_attention_learns_where_requests_begin_and_how_long_they_are():
     assert attention.key_lens == [5, 2]
     assert attention.key_blocks[0].tolist() == [7, 6]
     assert attention.key_blocks[1] == slice(0, 1)
-    assert attention.first_keys == attention.key_starts == [0, 0]
+    assert attention.first_keys == [0, 0]
     assert attention.num_requests == 2
 
 
@@ -171,7 +171,6 @@ def test_a_window_hands_out_the_blocks_from_its_first_key_on():
     admit(rows, 0, list(range(1, 16)), (7, 2, 5, 1))
     # Position 10 sees keys from 5 on, and 5 is in the second block.
     attention = attention_of(rows, scheduled(0, 10, 5))
-    assert attention.key_starts == [4]
     assert attention.key_blocks[0].tolist() == [2, 5, 1]
     assert attention.first_keys == [5]
 
@@ -188,7 +187,7 @@ def test_blocks_before_a_window_need_not_be_named():
     rows.admit([AdmittedRow(0, list(range(1, 21)), SamplingParams())])
     rows.extend_block_tables([NewBlocks(0, 0, 3, (6, 2))])
     attention = attention_of(rows, scheduled(0, 17, 3))
-    assert attention.key_starts == [12]
+    assert attention.first_keys[0] // 4 == 3
     assert attention.key_blocks[0].tolist() == [6, 2]
     assert attention.slot_mapping.tolist() == [9, 10, 11]
 
@@ -282,4 +281,4 @@ def test_slices_and_tables_name_the_blocks_that_were_given(span, seed):
         attention = attention_of(rows, scheduled(row, start, count))
         found = torch.arange(99)[attention.key_blocks[0]]
         assert found.tolist() == [tables[row][logical] for logical in wanted]
-        assert attention.key_starts == [wanted.start * 2]
+        assert attention.first_keys[0] // 2 == wanted.start

@@ -127,7 +127,6 @@ class Step:
             block_tables=self.tables[rows],
             slot_mapping=torch.empty(0, dtype=torch.int64),
             first_keys=[],
-            key_starts=[],
             key_blocks=[],
         )
 

@@ -88,7 +88,6 @@ class Step:
             block_tables=self.tables,
             slot_mapping=torch.empty(0, dtype=torch.int64),
             first_keys=[],
-            key_starts=[],
             key_blocks=[],
         )
         return CpuBackend().forward(self.query, cache, metadata, self.layer)

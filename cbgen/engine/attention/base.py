@@ -141,8 +141,9 @@ class PerRequestBackend(AttentionBackend):
         outputs = []
         for index in range(metadata.num_requests):
             begin, end = metadata.query_starts[index], metadata.query_starts[index + 1]
-            blocks, start = metadata.key_blocks[index], metadata.key_starts[index]
-            seen = slice(metadata.first_keys[index] - start, metadata.key_lens[index] - start)
+            blocks, first_key = metadata.key_blocks[index], metadata.first_keys[index]
+            offset = first_key % cache.keys.shape[1]
+            seen = slice(offset, offset + metadata.key_lens[index] - first_key)
             keys = cache.keys[blocks].flatten(0, 1)[seen].transpose(0, 1)
             values = cache.values[blocks].flatten(0, 1)[seen].transpose(0, 1)
             # A single query sees every key that is left.

@@ -34,12 +34,9 @@ class AttentionMetadata:
 
     From here to the end every key is seen by some query. Those before may be anybody's, so they
     must not even meet a mask: what is not a number would come through."""
-    key_starts: list[int]
-    """[n] position of the first key in `key_blocks`: the beginning of a page, at or before
-    `first_keys`."""
     key_blocks: list[slice | torch.Tensor]
-    """[n] the blocks of each request from `key_starts` to `key_lens`: int64 on the device, or a
-    slice where they lie side by side."""
+    """[n] the blocks of each request from the one of `first_keys` to `key_lens`: int64 on the
+    device, or a slice where they lie side by side."""
     masks: dict[int, torch.Tensor] = field(default_factory=dict)
     """Those that `mask` has made: all layers of the group share them in a step."""
 
