@@ -162,6 +162,22 @@ def test_a_column_without_a_json_form_is_refused_before_anything_is_read(tmp_pat
         Inputs([path])
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "in.parquet"
+    table = arrow.Table.from_arrays([arrow.array(["a"]), arrow.array(["b"])], ["prompt", "prompt"])
+    arrow.parquet.write_table(table, path)
+    with pytest.raises(UsageError, match=r"two columns are called 'prompt'; rename one"):
+        Inputs([str(path)])
+
+
+def test_two_fields_of_one_name_in_a_struct_are_refused(tmp_path):
+    path = tmp_path / "in.parquet"
+    kind = arrow.struct([("a", arrow.int64()), ("a", arrow.int64())])
+    arrow.parquet.write_table(arrow.table({"x": arrow.array([None], kind)}), path)
+    with pytest.raises(UsageError, match=r"column 'x' .*two of its fields are called 'a'"):
+        Inputs([str(path)])
+
+
 def test_values_that_are_no_numbers_are_null(read):
     (record,) = read({"score": [float("nan")]})
     assert columns_of([record]) == [{"score": None}]

@@ -13,7 +13,7 @@ needed.
 from __future__ import annotations
 
 import decimal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Self
 
 import orjson
@@ -180,6 +180,10 @@ def _unreadable(name: str, error: BaseException) -> RowError:
     return RowError("unreadable_value", message)
 
 
+def _first_repeated(names: Sequence[str]) -> str | None:
+    return next((name for place, name in enumerate(names) if name in names[:place]), None)
+
+
 def _readable_schema(
     schema: pyarrow.Schema, source: str, *, times_as: Literal["UTC", "text"]
 ) -> pyarrow.Schema:
@@ -189,6 +193,9 @@ def _readable_schema(
         UsageError: a column has none.
     """
     arrow = load_arrow()
+    repeated = _first_repeated(schema.names)
+    if repeated is not None:
+        raise UsageError(f"{source}: two columns are called {repeated!r}; rename one of them")
     fields = []
     for field in schema:
         try:
@@ -211,6 +218,9 @@ def _readable_type(kind: pyarrow.DataType, times_as: str, depth: int = 1) -> pya
         return field.with_type(_readable_type(field.type, times_as, depth + 1))
 
     if types.is_struct(kind):
+        repeated = _first_repeated([field.name for field in kind])
+        if repeated is not None:
+            raise TypeError(f"two of its fields are called {repeated!r}")
         return arrow.struct([inner(field) for field in kind])
     if types.is_map(kind):
         return arrow.map_(inner(kind.key_field), inner(kind.item_field))
