@@ -166,7 +166,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     path = tmp_path / "in.parquet"
     table = arrow.Table.from_arrays([arrow.array(["a"]), arrow.array(["b"])], ["prompt", "prompt"])
     arrow.parquet.write_table(table, path)
-    with pytest.raises(UsageError, match=r"two columns are called 'prompt'; rename one"):
+    with pytest.raises(UsageError, match=r"two of its columns are called 'prompt'; rename one"):
         Inputs([str(path)])
 
 

@@ -180,8 +180,10 @@ def _unreadable(name: str, error: BaseException) -> RowError:
     return RowError("unreadable_value", message)
 
 
-def _first_repeated(names: Sequence[str]) -> str | None:
-    return next((name for place, name in enumerate(names) if name in names[:place]), None)
+def _refuse_repeated_names(names: Sequence[str], what: str) -> None:
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise TypeError(f"two of its {what} are called {name!r}")
 
 
 def _readable_schema(
@@ -193,9 +195,10 @@ def _readable_schema(
         UsageError: a column has none.
     """
     arrow = load_arrow()
-    repeated = _first_repeated(schema.names)
-    if repeated is not None:
-        raise UsageError(f"{source}: two columns are called {repeated!r}; rename one of them")
+    try:
+        _refuse_repeated_names(schema.names, "columns")
+    except TypeError as error:
+        raise UsageError(f"{source}: {error}; rename one of them") from None
     fields = []
     for field in schema:
         try:
@@ -218,9 +221,7 @@ def _readable_type(kind: pyarrow.DataType, times_as: str, depth: int = 1) -> pya
         return field.with_type(_readable_type(field.type, times_as, depth + 1))
 
     if types.is_struct(kind):
-        repeated = _first_repeated([field.name for field in kind])
-        if repeated is not None:
-            raise TypeError(f"two of its fields are called {repeated!r}")
+        _refuse_repeated_names([field.name for field in kind], "fields")
         return arrow.struct([inner(field) for field in kind])
     if types.is_map(kind):
         return arrow.map_(inner(kind.key_field), inner(kind.item_field))
