@@ -7,6 +7,8 @@ import random
 import pytest
 
 from cbgen.engine.cache.groups import AttentionSpan
+from cbgen.engine.cache.kv_cache import KVCache
+from cbgen.engine.cache.search import PrefixSearch
 from cbgen.engine.core import Engine
 from cbgen.engine.request import GenerationOutput, Request, RequestStatus
 from cbgen.engine.scheduler.policies import make_scheduler
@@ -112,6 +114,27 @@ def run(seed: int) -> Run:
 def test_every_query_finds_its_own_keys(first):
     for seed in range(first, first + 20):
         run(seed)
+
+
+@pytest.mark.parametrize("first", range(0, 100, 20))
+def test_what_was_kept_of_a_search_is_what_a_new_search_finds(first, monkeypatch):
+    match = KVCache.match
+    num_kept = 0
+
+    def compared_match(cache, request, step):
+        nonlocal num_kept
+        num_kept += request in cache._search._found
+        found = match(cache, request, step)
+        if cache._shares_prefixes:
+            has_tail = cache._host.find(request.request_id) is None
+            search = PrefixSearch(cache._tree, cache.shape)
+            assert found == search.match(request, step, has_tail=has_tail)
+        return found
+
+    monkeypatch.setattr(KVCache, "match", compared_match)
+    for seed in range(first, first + 20):
+        run(seed)
+    assert num_kept > 20
 
 
 def test_the_runs_cover_what_can_happen():

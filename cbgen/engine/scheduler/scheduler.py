@@ -221,9 +221,7 @@ class Scheduler(ABC):
             match = self._cache.match(request, builder.step)
             awaited = match.awaited
             if awaited is not None and self._active:
-                if request.has_waited and awaited.num_saved <= most_twice:
-                    most_twice -= awaited.num_saved
-                else:
+                if not request.has_waited or awaited.num_saved > most_twice:
                     if num_skipped == _MOST_SKIPPED or num_skipped_again == _MOST_SKIPPED_AGAIN:
                         return
                     num_skipped += 1
@@ -231,6 +229,7 @@ class Scheduler(ABC):
                     request.has_waited = True
                     self._waiting.hold(awaited)
                     continue
+                most_twice -= awaited.num_saved
             if not self._admission.fits(request, match, is_alone=not self._active):
                 return
             self._waiting.pop()
