@@ -19,7 +19,17 @@ class CbgenError(Exception):
 
 
 class UsageError(CbgenError):
-    """Something the user gave is wrong: recipe, option, file or model. Nothing was generated."""
+    """Something the user gave is wrong: recipe, option, file or model. Nothing was generated.
+
+    Args:
+        message: the value and the remedy.
+        key: the setting of the recipe that is wrong, such as `model.device`, where the place that
+            finds it knows no file; `Recipe.placing_errors` adds the file and line.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class RecipeError(UsageError):

@@ -125,18 +125,41 @@ def convert(value: Plain, annotation: Annotation) -> Plain:
         raise ValueError(f"expected {describe(annotation)}, got {show(value)}{hint}") from None
 
 
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+
+
+def refuse_unwritable(value: Plain) -> None:
+    """Refuse a number or text that cannot be written as JSON and read by every other program.
+
+    Raises:
+        ValueError: it is an integer beyond 64 bits, or text with half of a surrogate pair.
+    """
+    if isinstance(value, int) and not _SMALLEST <= value <= _LARGEST:
+        raise ValueError(f"{show(value)} is beyond 64 bits; give a smaller number, or text")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{value[error.start]!a} is half of a surrogate pair and no character; write "
+                "the whole pair or U+FFFD"
+            ) from None
+
+
 def plain_copy(value: Plain) -> Plain:
     """Return a deep copy of plain values, with every sequence a list and every mapping a dict.
 
     Raises:
-        ValueError: an object in it has no YAML form, or a key is not text.
+        ValueError: an object in it has no YAML form, a key is not text, or `refuse_unwritable`.
     """
     if value is None or isinstance(value, str | bool | int | float):
+        refuse_unwritable(value)
         return value
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise ValueError(f"keys must be text, got {key!r}")
+            refuse_unwritable(key)
         return {key: plain_copy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain_copy(item) for item in value]

@@ -66,9 +66,12 @@ def bench_command(
     from cbgen.bench.measurement import run_bench  # loads torch, which takes seconds
 
     take_over_library_logs()
-    result = run_bench(
-        checked, make_workload, on_running=lambda: console.line(f"running {workload}", style="dim")
-    )
+    with checked.placing_errors():
+        result = run_bench(
+            checked,
+            make_workload,
+            on_running=lambda: console.line(f"running {workload}", style="dim"),
+        )
     if outputs_file is not None:
         outputs_file.replace(encode_value(result.outputs).encode() + b"\n")
     for line in table_lines(result.summary):

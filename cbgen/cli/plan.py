@@ -61,7 +61,8 @@ def plan_command(
 
     take_over_library_logs()
     waits = console.can_redraw and not quiet
-    with console.rich.status("reading config and rows") if waits else nullcontext():
+    status = console.rich.status("reading config and rows") if waits else nullcontext()
+    with checked.placing_errors(), status:
         plan = plan_job(checked, inputs, input_format)
     for line in settings_lines(plan.settings):
         console.line(line, style="dim")

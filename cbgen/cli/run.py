@@ -159,7 +159,11 @@ def _run(
             console.line(line, style="dim")
 
     try:
-        with stopper, job_display(console, meter, redraws=not rows_on_terminal):
+        with (
+            stopper,
+            recipe.placing_errors(),
+            job_display(console, meter, redraws=not rows_on_terminal),
+        ):
             took_all = run_job(
                 recipe,
                 options,

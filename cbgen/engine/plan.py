@@ -245,7 +245,8 @@ class _Sizes:
             raise UsageError(
                 f"num_blocks = {given} needs {_size(needs.cache_bytes(given))} beside "
                 f"{_size(buffers(given))} for the buffers of a step, and {available}; lower "
-                "num_blocks or max_batch_tokens, or raise max_memory_percent"
+                "num_blocks or max_batch_tokens, or raise max_memory_percent",
+                key="continuous_batching_config.num_blocks",
             )
         useful, reason = self._useful_blocks(max_batch_tokens, max_requests)
         wanted = -(-useful // len(needs.cache.groups))
@@ -254,7 +255,8 @@ class _Sizes:
             raise UsageError(
                 f"no memory for the KV cache: one block takes {_size(needs.cache_bytes(1))} beside "
                 f"{_size(buffers(1))} for the buffers of a step, and {available}; lower page_size "
-                "or max_batch_tokens, or raise max_memory_percent"
+                "or max_batch_tokens, or raise max_memory_percent",
+                key="continuous_batching_config.max_batch_tokens",
             )
         return affordable, reason if affordable == wanted else "as many as memory allows"
 
@@ -326,7 +328,8 @@ def _attention(name: str, facts: PlanFacts) -> tuple[str, str]:
         refusal = backend_class(name).refusal(facts)
         if refusal is not None:
             raise UsageError(
-                f"model.attn_implementation is {name!r}, and {refusal.reason}{refusal.remedy}"
+                f"model.attn_implementation is {name!r}, and {refusal.reason}{refusal.remedy}",
+                key="model.attn_implementation",
             )
         advantage = backend_class(name).advantage(facts)
         return name, "given" if advantage is None else f"given; {advantage}"

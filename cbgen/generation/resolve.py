@@ -97,7 +97,8 @@ class GenerationSettings:
         try:
             self._settings("", {}, None)
         except FieldError as error:
-            raise UsageError(f"{GENERATION_SECTION}.{error}") from error
+            key = f"{GENERATION_SECTION}.{error.field}"
+            raise UsageError(f"{GENERATION_SECTION}.{error}", key=key) from error
 
     def resolve(
         self, request_id: str, given: Mapping[str, Any] | None, *, logprobs: bool | None = None

@@ -37,7 +37,8 @@ class Template:
             if piece["brace"]:
                 raise UsageError(
                     f"prompt.template: lone {piece['brace']!r} at character {piece.start() + 1}; "
-                    "write {{ and }} for literal braces"
+                    "write {{ and }} for literal braces",
+                    key="prompt.template",
                 )
             self._pieces.append((literal, _checked_name(piece["name"])))
             literal = ""
@@ -79,7 +80,9 @@ def _checked_name(name: str) -> str:
     else:
         problem = "is no plain column name (no '.', '[', '!' or ':', no spaces around it)"
     raise UsageError(
-        f"prompt.template: {{{name}}} {problem}; write {{column}}, and {{{{ }}}} for literal braces"
+        f"prompt.template: {{{name}}} {problem}; write {{column}}, and {{{{ }}}} for literal "
+        "braces",
+        key="prompt.template",
     )
 
 

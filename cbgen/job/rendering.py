@@ -72,7 +72,8 @@ class Renderer:
         if config.chat is True and template is None:
             raise UsageError(
                 "prompt.chat is true, and the model has no chat template; give one as "
-                "prompt.chat_template, or set prompt.chat: false"
+                "prompt.chat_template, or set prompt.chat: false",
+                key="prompt.chat",
             )
         self.sends_chat = template is not None if config.chat == "auto" else config.chat
         self._special_tokens = _special_tokens(tokenizer)
@@ -120,7 +121,10 @@ class Renderer:
         taken = _OWN_ARGUMENTS & self.config.chat_template_kwargs.keys()
         if taken:
             names = ", ".join(sorted(taken))
-            raise UsageError(f"prompt.chat_template_kwargs: {names} is no variable of a template")
+            raise UsageError(
+                f"prompt.chat_template_kwargs: {names} is no variable of a template",
+                key="prompt.chat_template_kwargs",
+            )
         if self.tokenizer is None or self._chat_template is None:
             return
         try:
@@ -128,7 +132,8 @@ class Renderer:
         except RowError as error:
             if isinstance(error.__cause__, TemplateSyntaxError):
                 raise UsageError(
-                    f"prompt.chat_template, line {error.__cause__.lineno}: {error.__cause__}"
+                    f"prompt.chat_template, line {error.__cause__.lineno}: {error.__cause__}",
+                    key="prompt.chat_template",
                 ) from error
 
     def _render(self, prompt: Prompt) -> tuple[str, bool]:
@@ -228,7 +233,8 @@ def _read_template(value: str | None) -> str | None:
         return Path(value).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"prompt.chat_template is {value!r}: neither a template nor a readable file ({error})"
+            f"prompt.chat_template is {value!r}: neither a template nor a readable file ({error})",
+            key="prompt.chat_template",
         ) from error
 
 

@@ -57,7 +57,8 @@ class Engine:
 
     def __init__(self, recipe: str | os.PathLike[str] | Mapping[str, Any]) -> None:
         self._recipe = _checked(recipe)
-        self._loaded: LoadedModel | None = load_model(self._recipe.model)
+        with self._recipe.placing_errors():
+            self._loaded: LoadedModel | None = load_model(self._recipe.model)
 
     def __enter__(self) -> Engine:
         return self
@@ -97,8 +98,12 @@ def _generate(
     order: str,
     loaded: LoadedModel | None = None,
 ) -> Iterator[dict[str, Any]]:
-    template = compile_template(recipe.prompt.template)
-    with open_job(recipe, template, JobStatistics(), loaded=loaded) as opened:
+    with (
+        recipe.placing_errors(),
+        open_job(
+            recipe, compile_template(recipe.prompt.template), JobStatistics(), loaded=loaded
+        ) as opened,
+    ):
         waiting: dict[int, dict[str, Any]] = {}
         next_index = 0
         records = (record_of(row, index=index, source="rows") for index, row in enumerate(rows))

@@ -19,7 +19,7 @@ from cbgen.recipe.schema import (
     section_fields,
 )
 from cbgen.recipe.yaml import Path, Place, Tree, parse_value
-from cbgen.values import Plain, show
+from cbgen.values import Plain, refuse_unwritable, show
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,10 @@ def _parse(path: Path, text: str, place: Place) -> Plain:
     except RecipeError:
         if not takes_text_alone:
             raise
+        try:
+            refuse_unwritable(text)
+        except ValueError as error:
+            raise place.error(str(error)) from None
         return text
     is_other = value is not None and not isinstance(value, str)
     return text if takes_text_alone and is_other else value

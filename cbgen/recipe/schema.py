@@ -12,6 +12,7 @@ import inspect
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from cbgen.engine.config import (
     ContinuousBatchingConfig,
     ModelConfig,
 )
-from cbgen.errors import UsageError
+from cbgen.errors import RecipeError, UsageError
 from cbgen.generation.fields import GENERATION_SECTION
 from cbgen.values import Annotation, Plain
 
@@ -105,6 +106,22 @@ class Recipe:
     """Hash of what the recipe says, without comments, order and spelling."""
     origins: Mapping[str, str]
     """Place of every given value: "section.key" to "recipe.yaml:12" or "command line"."""
+
+    @contextmanager
+    def placing_errors(self) -> Iterator[None]:
+        """Add the place of the setting to a `UsageError` that names it by its `key`.
+
+        Raises:
+            RecipeError: the error with its place.
+        """
+        try:
+            yield
+        except UsageError as error:
+            origin = self.origins.get(error.key or "", "recipe")
+            if origin == "recipe":  # a mapping has no lines
+                raise
+            place = f"--set {error.key}" if origin == "command line" else origin
+            raise RecipeError(f"{place}: {error}") from error
 
     @property
     def seed(self) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from cbgen.errors import RecipeError
-from cbgen.values import Plain, show
+from cbgen.values import Plain, refuse_unwritable, show
 
 Path: TypeAlias = tuple[str, ...]
 """Keys from the root: ("model", "config_overrides", "sliding_window")."""
@@ -179,11 +179,13 @@ def parse_value(text: str, place: Place) -> Plain:
 
 
 def _compose(text: str, place: Place) -> yaml.Node | None:
+    reached = 1
     try:
         loader = _Loader(text)
         try:
             return loader.get_single_node()
         finally:
+            reached = loader.line + 1
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -194,7 +196,8 @@ def _compose(text: str, place: Place) -> yaml.Node | None:
         message = f"not valid YAML: {error.reason} (#x{error.character:04x})"
         raise place.at_line(line).error(message) from error
     except RecursionError as error:
-        raise place.error("not valid YAML for a recipe: nested too deep") from error
+        message = "not valid YAML for a recipe: nested too deep"
+        raise place.at_line(reached).error(message) from error
 
 
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:
@@ -225,12 +228,23 @@ class _Builder:
             if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
                 return [self.build(item) for item in node.value]
             if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
-                try:
-                    return _SCALARS[node.tag](node.value)
-                except ValueError as error:
-                    message = f"{show(node.value)} is not a value of the tag {_tag(node)}"
-                    raise self._error(node, message) from error
+                return self._scalar(node)
         raise self._error(node, f"a recipe cannot hold the tag {_tag(node)}")
+
+    def _scalar(self, node: yaml.ScalarNode) -> Plain:
+        try:
+            value = _SCALARS[node.tag](node.value)
+        except ValueError as error:
+            message = f"{show(node.value)} is not a value of the tag {_tag(node)}"
+            raise self._error(node, message) from error
+        self._refuse_unwritable(node, value)
+        return value
+
+    def _refuse_unwritable(self, node: yaml.Node, value: Plain) -> None:
+        try:
+            refuse_unwritable(value)
+        except ValueError as error:
+            raise self._error(node, str(error)) from None
 
     def pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         """Return key and value nodes by key; the mapping's own keys win over those of `<<`."""
@@ -243,6 +257,7 @@ class _Builder:
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self._error(key_node, "a key must be text, not a list or a mapping")
+            self._refuse_unwritable(key_node, key_node.value)
             if key_node.value in pairs:
                 first = _line(pairs[key_node.value][0])
                 raise self._error(

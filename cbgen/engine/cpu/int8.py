@@ -49,7 +49,8 @@ def check_quantization(device: torch.device, dtype: torch.dtype) -> None:
     if reason is not None:
         raise UsageError(
             f"model.quantization is 'int8', which the C++ kernels for a CPU compute, and {reason}; "
-            "or remove model.quantization"
+            "or remove model.quantization",
+            key="model.quantization",
         )
 
 
@@ -71,7 +72,8 @@ def quantize_for_cpu(model: PreTrainedModel) -> None:
     if not rounded:
         raise UsageError(
             f"model.quantization is 'int8', and a {type(model).__name__} has no linear layers that "
-            "can be rounded; remove it"
+            "can be rounded; remove it",
+            key="model.quantization",
         )
     vocab_size = int(model.config.get_text_config().vocab_size)
     token_ids = torch.linspace(0, vocab_size - 1, min(_NUM_TOKENS, vocab_size)).long()
@@ -85,7 +87,8 @@ def quantize_for_cpu(model: PreTrainedModel) -> None:
     if not error <= _MOST_ERROR:
         raise UsageError(
             f"model.quantization is 'int8', and it moves the logits of this model by {error:.0%} "
-            "of their spread; remove it"
+            "of their spread; remove it",
+            key="model.quantization",
         )
     fuse_decoder(model, kernels, _FUSING_TOLERANCE)
     logger.info("int8 moves the logits by %.1f %% of their spread", 100 * error)

@@ -35,6 +35,7 @@ from cbgen.engine.model.dtype import DtypeChoice, choose_dtype
 from cbgen.engine.model.gguf import reading_once
 from cbgen.engine.model.probe import end_of_sequence_ids
 from cbgen.errors import UsageError
+from cbgen.values import show
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ def _refusing(path: str) -> Iterator[None]:
     except _LOAD_ERRORS as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = " ".join(lines[:_REASON_LINES]) or type(error).__name__
-        raise UsageError(f"cannot load model {path!r}: {reason}") from error
+        raise UsageError(f"cannot load model {path!r}: {reason}", key="model.path") from error
 
 
 def resolve_device(name: str) -> torch.device:
@@ -162,12 +163,16 @@ def resolve_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise UsageError(f"model.device is {name!r}, but torch {torch.__version__} sees no GPU")
+            raise UsageError(
+                f"model.device is {name!r}, but torch {torch.__version__} sees no GPU",
+                key="model.device",
+            )
         if device.index is None:
             return torch.device("cuda:0")
         if device.index >= torch.cuda.device_count():
             raise UsageError(
-                f"model.device is {name!r}; GPUs 0 to {torch.cuda.device_count() - 1} exist"
+                f"model.device is {name!r}; GPUs 0 to {torch.cuda.device_count() - 1} exist",
+                key="model.device",
             )
     return device
 
@@ -200,12 +205,16 @@ def _source(config: ModelConfig) -> tuple[str, dict[str, Any]]:
         options["revision"] = config.revision
     if path.endswith(".gguf"):
         if not Path(path).is_file():
-            raise UsageError(f"model.path is {config.path!r}, and there is no such file")
+            raise UsageError(
+                f"model.path is {config.path!r}, and there is no such file", key="model.path"
+            )
         options["gguf_file"] = Path(path).name
         return str(Path(path).parent), options
     looks_like_folder = path.startswith(("/", "./", "../", "~")) or path != config.path
     if looks_like_folder and not Path(path).is_dir():
-        raise UsageError(f"model.path is {config.path!r}, and there is no such folder")
+        raise UsageError(
+            f"model.path is {config.path!r}, and there is no such folder", key="model.path"
+        )
     return path, options
 
 
@@ -273,9 +282,16 @@ def _override(model_config: PretrainedConfig, overrides: dict[str, Any]) -> None
         if not hasattr(model_config, name):
             raise UsageError(
                 f"model.config_overrides.{name}: the config of model type "
-                f"{model_config.model_type!r} has no field of that name"
+                f"{model_config.model_type!r} has no field of that name",
+                key="model.config_overrides",
             )
-        setattr(model_config, name, value)
+        try:
+            setattr(model_config, name, value)
+        except _LOAD_ERRORS as error:
+            raise UsageError(
+                f"model.config_overrides.{name} = {show(value)}: {' '.join(str(error).split())}",
+                key="model.config_overrides",
+            ) from error
 
 
 def _load_tokenizer(name: str, options: Mapping[str, Any]) -> PreTrainedTokenizerBase | None:

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from cbgen.errors import UsageError
+from cbgen.io.json_values import encode_row
 from cbgen.io.output.output_file import (
     NEW,
     OutputFile,
@@ -251,7 +252,7 @@ def _count_known(descriptor: int, start: int) -> tuple[int, bool]:
 
 
 def _header_line(header: RunHeader) -> bytes:
-    return orjson.dumps(asdict(header), option=orjson.OPT_APPEND_NEWLINE)
+    return encode_row(asdict(header))
 
 
 def _is_named(descriptor: int, path: str) -> bool:
