@@ -73,8 +73,8 @@ def identity(path: str, descriptor: int) -> Hashable | None:
     except ValueError:  # no file can have this name
         return path
     except OSError:
-        folder, name = os.path.split(os.path.realpath(path))
         try:
+            folder, name = os.path.split(os.path.realpath(path))
             status = os.stat(folder)
         except OSError:
             return path

@@ -52,7 +52,8 @@ def files_of_recipe(recipe: Recipe, path: str) -> UsedFiles:
     files.read(path, "the recipe")
     model = os.path.expanduser(recipe.model.path)
     files.read(model, "a file of the model")
-    files.read_folder(model, "a file of the model")
+    if os.path.isfile(os.path.join(model, "config.json")):  # other folders may be of any size
+        files.read_folder(model, "a file of the model")
     template = os.path.expanduser(recipe.prompt.chat_template or "")
     if os.path.isfile(template):
         files.read(template, "the chat template")

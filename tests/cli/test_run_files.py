@@ -129,6 +129,13 @@ def test_nothing_that_the_run_reads_is_written_over(cbgen, recipe, checkpoint, r
     assert not Path(out).exists()
 
 
+def test_a_folder_without_a_model_is_not_searched(cbgen, recipe, rows_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.walk", lambda path: pytest.fail(f"{path} is searched"))
+    finished = cbgen("run", recipe, "-i", rows_file(*ROWS), "--set", f"model.path={tmp_path}")
+    assert finished.code == 2
+    assert f"{tmp_path}" in finished.err
+
+
 @pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
 def test_two_runs_through_links_to_one_output_do_not_mix(cbgen, recipe, rows_file, tmp_path, link):
     out, other = tmp_path / "out.jsonl", tmp_path / "other.jsonl"

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.cli.conftest import cbgen  # noqa: F401  the command line in the test's own process
 from tests.helpers.commands import Command
 
 ROWS = 24
@@ -29,6 +30,14 @@ def slow_recipe(checkpoint, tmp_path_factory) -> str:
         "continuous_batching_config:\n"
         "  num_blocks: 64\n  page_size: 16\n  max_requests_per_batch: 4\n"
     )
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def few_rows(tmp_path_factory):
+    """Rows for runs of which only the end counts."""
+    path = tmp_path_factory.mktemp("faults") / "few.jsonl"
+    path.write_text('{"id": "a", "prompt": "Hi", "n": 1}\n{"prompt_token_ids": [5, 6]}\n')
     return str(path)
 
 

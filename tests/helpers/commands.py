@@ -121,13 +121,13 @@ class Command:
         """Send a signal."""
         os.kill(self._process.pid, number)
 
-    def wait(self) -> int:
+    def wait(self, timeout: float = SECONDS) -> int:
         """Return the exit code once the process has ended and all it wrote is here."""
-        self._process.join(SECONDS)
+        self._process.join(timeout)
         code = self._process.exitcode
         self._process.kill()
         self._process.join()
-        assert code is not None, f"no end within {SECONDS} seconds"
+        assert code is not None, f"no end within {timeout} seconds"
         for output in filter(None, (self.out, self.err)):
             output.finish()
         if self._input >= 0:

@@ -123,3 +123,11 @@ def test_an_output_that_something_else_changes_fails_and_says_so(tmp_path, suffi
     rows.abort()
     if path.exists():
         assert b"\0" not in path.read_bytes() or suffix == ".jsonl.gz"
+
+
+def test_a_name_whose_links_may_not_be_read_is_left_to_whoever_opens_it(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("os.path.realpath", refuse)
+    UsedFiles().read(str(tmp_path / "missing"), "a file of the model")
