@@ -173,14 +173,16 @@ def _run(
                 early_stop=stopper.early_stop,
                 observer=trace,
             )
-    except (StopSignal, StoppedEarly):
-        assert stopper.reason is not None, "what ends a run early gives a reason"
-        console.line(f"{stopper.reason.text}: {written_rows(statistics, options.output)}")
-        return stopper.reason.code
-    except BrokenPipeError as error:  # not stdout's, which run_job deals with
-        raise EngineError(f"a connection was lost: {error}") from error
-    except CbgenError:
-        if statistics.rows_written:
+    except (StopSignal, Exception) as error:
+        asked = isinstance(error, StopSignal | StoppedEarly)
+        # While the model loads, a library may make another error of a StopSignal.
+        if asked or (stopper.reason is not None and not stopper.early_stop.has_job):
+            assert stopper.reason is not None, "what ends a run early gives a reason"
+            console.line(f"{stopper.reason.text}: {written_rows(statistics, options.output)}")
+            return stopper.reason.code
+        if isinstance(error, BrokenPipeError):  # not stdout's, which run_job deals with
+            raise EngineError(f"a connection was lost: {error}") from error
+        if isinstance(error, CbgenError) and statistics.rows_written:
             console.line(written_rows(statistics, options.output))
         raise
     if not took_all:

@@ -128,7 +128,8 @@ class Stopper:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Raise in the main thread, unless it runs a job's loop, which ends by itself."""
         self.reason = self.reason or self._signals.get(signal.Signals(number))
-        if not self.early_stop.has_job and not self._has_raised:
+        waits = self.early_stop.has_job or self.early_stop.is_importing
+        if not waits and not self._has_raised:
             self._has_raised = True
             raise StopSignal
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from typing import Any
 
@@ -43,6 +43,8 @@ class EarlyStop:
         self._lock = threading.Lock()
         self._grace: float | None = None
         self._stop_job: Callable[[float], None] | None = None
+        self.is_importing = False
+        """Whether no exception may be raised in the main thread now."""
 
     @property
     def has_job(self) -> bool:
@@ -56,6 +58,21 @@ class EarlyStop:
             stop_job = self._stop_job
         if stop_job is not None:
             stop_job(grace)
+
+    @contextmanager
+    def importing(self) -> Iterator[None]:
+        """Let signals wait: an exception amid the set-up of an extension may end the process.
+
+        Raises:
+            StoppedEarly: the run was asked to end meanwhile.
+        """
+        self.is_importing = True
+        try:
+            yield
+        finally:
+            self.is_importing = False
+        if self._grace is not None:
+            raise StoppedEarly("the run was asked to end before it began")
 
     def attach(self, stop_job: Callable[[float], None]) -> None:
         """Call `stop_job` with the grace of every `ask`, at once for an earlier one."""
@@ -106,7 +123,8 @@ def run_job(
                     statistics.input_ended = True
                     return True
                 records = chain(first, records)
-            with gc_paused():  # loads torch
+            early_stop = early_stop or EarlyStop()
+            with early_stop.importing(), gc_paused():  # loads torch
                 from cbgen.job.dry_run import refuse_bad_rows
                 from cbgen.job.open_job import open_job
             on_loading()
@@ -117,8 +135,7 @@ def run_job(
                 on_settings(opened.settings)
                 if options.strict:
                     refuse_bad_rows(recipe, options, opened.preparer, opened.plan)
-                if early_stop is not None:
-                    early_stop.attach(opened.job.stop_early)
+                early_stop.attach(opened.job.stop_early)
                 for index, row in opened.job.rows(
                     records, on_idle=files.writer.sync_if_due, strict=options.strict
                 ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -310,3 +312,26 @@ def test_a_stopped_run_writes_whole_answers_alone(recipe, tmp_path):
 def test_wrong_values_are_usage_errors(cbgen, recipe, option, value):
     finished = cbgen("run", recipe, "-i", "missing.jsonl", option, value)
     assert finished.code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.6 + 0.2 * step for step in range(20)])
+def test_a_stop_while_libraries_and_model_load_leaves_nothing_but_the_reason(recipe, delay):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cbgen", "run", recipe],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert out == ""
+    for sign in ("Exception ignored", "Traceback", "Warning"):
+        assert sign not in err

@@ -41,8 +41,12 @@ class StubEngine:
         if self.keeps_ids:
             self.submitted.extend(request.request_id for request in requests)
         now = [request for request in requests if not self.holds(request)]
-        self.held.extend(request for request in requests if self.holds(request))
+        held = [request for request in requests if self.holds(request)]
+        self.held.extend(held)
         self.finish(now)
+        if self.deadlines:  # as the engine does with what comes after a wish to end
+            for request in held:
+                self.cancel(request.request_id)
 
     def finish(self, requests: Iterable[Request]) -> None:
         outputs = []
