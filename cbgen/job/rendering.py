@@ -231,7 +231,7 @@ def _read_template(value: str | None) -> str | None:
         return value
     try:
         return Path(value).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file has
         raise UsageError(
             f"prompt.chat_template is {value!r}: neither a template nor a readable file ({error})",
             key="prompt.chat_template",

@@ -24,6 +24,11 @@ FOUND_LATER: dict[str, tuple[str, int, str]] = {
         4,
         "neither a template nor a readable file",
     ),
+    "a chat template with a name that no file can have": (
+        'prompt:\n  chat_template: "a\\0b"\n',
+        4,
+        "neither a template nor a readable file",
+    ),
     "prompt.chat_template_kwargs": (
         "prompt:\n  chat_template_kwargs:\n    messages: 1\n",
         4,

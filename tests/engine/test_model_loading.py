@@ -87,6 +87,23 @@ def test_a_broken_tokenizer_is_refused_not_ignored(folder, tmp_path):
         load(broken)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("generation_config.json", '"text"'),
+        ("tokenizer.json", '{"version": "1.0", "model": {"type": "BPE"}, "decoder": 1}'),
+        ("tokenizer.json", "[]"),
+        ("tokenizer_config.json", "[1]"),
+        ("config.json", "[]"),
+    ],
+)
+def test_a_file_whose_values_a_library_cannot_take_is_refused(tmp_path, name, content):
+    folder = save_tiny_checkpoint(tmp_path)
+    (folder / name).write_text(content)
+    with pytest.raises(UsageError, match="cannot load model"):
+        load(folder)
+
+
 def test_the_dtype_may_be_chosen(folder):
     assert load(folder, dtype="bfloat16").model.dtype is torch.bfloat16
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -34,23 +31,10 @@ from cbgen.engine.model.checkpoint import load_unwidened, matrix_dtypes
 from cbgen.engine.model.dtype import DtypeChoice, choose_dtype
 from cbgen.engine.model.gguf import reading_once
 from cbgen.engine.model.probe import end_of_sequence_ids
-from cbgen.errors import UsageError
+from cbgen.errors import CbgenError, UsageError
 from cbgen.values import show
 
 logger = logging.getLogger(__name__)
-
-# What from_pretrained raises for a missing or broken model: a hub that cannot be reached, a folder
-# without config, an unknown architecture, a damaged file.
-_LOAD_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-    struct.error,
-)
 
 _REASON_LINES = 3
 """Lines of a library's error that are shown; what matters is not always on the first."""
@@ -143,10 +127,16 @@ def _load(config: ModelConfig, *, with_weights: bool) -> LoadedModel:
 
 @contextlib.contextmanager
 def _refusing(path: str) -> Iterator[None]:
-    """Turn what the libraries raise into one line that says what cannot be loaded, and why."""
+    """Turn what the libraries raise into one line that says what cannot be loaded, and why.
+
+    It can be anything: a hub that cannot be reached, an unknown architecture, a value of the config
+    that a model's code cannot take, a plain Exception of the tokenizers over a damaged file.
+    """
     try:
         yield
-    except _LOAD_ERRORS as error:
+    except CbgenError:
+        raise
+    except Exception as error:  # of whatever kind
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = " ".join(lines[:_REASON_LINES]) or type(error).__name__
         raise UsageError(f"cannot load model {path!r}: {reason}", key="model.path") from error
@@ -287,7 +277,7 @@ def _override(model_config: PretrainedConfig, overrides: dict[str, Any]) -> None
             )
         try:
             setattr(model_config, name, value)
-        except _LOAD_ERRORS as error:
+        except Exception as error:  # of whatever kind
             raise UsageError(
                 f"model.config_overrides.{name} = {show(value)}: {' '.join(str(error).split())}",
                 key="model.config_overrides",
