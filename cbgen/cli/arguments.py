@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from signal import Signals
 from typing import Annotated, Literal
 
@@ -50,7 +49,7 @@ SetValues = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    Option("--limit", min=1, max=sys.maxsize, metavar="N", help="Take the first N rows."),
+    Option("--limit", min=1, metavar="N", help="Take the first N rows."),
 ]
 ShardOption = Annotated[
     Shard | None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -108,7 +109,9 @@ class Inputs:
 
     def all_records(self) -> Iterator[Record]:
         """Yield the records of all shards, up to the limit; errors are those of `records`."""
-        return islice(self._read_files(), self.limit)
+        return islice(
+            self._read_files(), None if self.limit is None else min(self.limit, sys.maxsize)
+        )
 
     @property
     def max_records(self) -> int | None:

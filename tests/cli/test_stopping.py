@@ -303,7 +303,6 @@ def test_a_stopped_run_writes_whole_answers_alone(recipe, tmp_path):
         ("--time-limit", "9" * 500 + "d"),
         ("--requeue-signal", "KILL"),
         ("--requeue-signal", "9" * 5000),
-        ("--limit", "9" * 500),
         ("--limit", "9" * 5000),
         ("--shard", "0/" + "9" * 500),
         ("--shard", "9" * 5000 + "/1"),

@@ -51,6 +51,10 @@ def test_files_of_all_formats_are_one_input(tmp_path):
     assert [record.index for record in records] == list(range(6))
 
 
+def test_a_limit_may_be_larger_than_any_file(files):
+    assert len(list(Inputs([files([{}, {}])], limit=10**500).records())) == 2
+
+
 def test_the_limit_counts_over_all_files(files):
     inputs = Inputs([files([{}, {}], [{}, {}])], limit=3)
     assert [record.index for record in inputs.records()] == [0, 1, 2]
