@@ -59,13 +59,13 @@ def slow_down_and_die(seconds: float, number: signal.Signals) -> None:
     Runner.launch = launch_slowly
 
 
-def resume_until_done(recipe, source, output, number, *, deaths, chance):
+def resume_until_done(recipe, source, output, number, *, order, deaths, chance):
     """Run and resume, each time until death; return how many runs it took."""
     for num_runs in range(deaths + 1):
         life = chance.uniform(0, LONGEST_LIFE) if num_runs < deaths else 10**6
         command = Command(
             "run", recipe, "-i", str(source), "-o", str(output), "--resume", "--quiet",
-            prepare=partial(slow_down_and_die, life, number),
+            "--order", order, prepare=partial(slow_down_and_die, life, number),
         )  # fmt: skip
         code = command.wait()
         if code == 0:
@@ -75,6 +75,7 @@ def resume_until_done(recipe, source, output, number, *, deaths, chance):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("order", ["input", pytest.param("completion", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("number", "deaths"),
     [
@@ -85,17 +86,19 @@ def resume_until_done(recipe, source, output, number, *, deaths, chance):
     ],
 )
 def test_a_run_that_dies_at_random_moments_ends_with_the_rows_of_an_undisturbed_one(
-    slow_recipe, source, undisturbed, tmp_path, suffix, number, deaths
+    slow_recipe, source, undisturbed, tmp_path, suffix, order, number, deaths
 ):
-    chance = random.Random(f"{suffix} {number}")
+    chance = random.Random(f"{suffix} {order} {number}")
     left = deaths
     for attempt in itertools.count():
         output = tmp_path / f"out-{attempt}{suffix}"
-        runs = resume_until_done(slow_recipe, source, output, number, deaths=left, chance=chance)
+        runs = resume_until_done(
+            slow_recipe, source, output, number, order=order, deaths=left, chance=chance
+        )
         left -= runs - 1
         assert sorted(row["id"] for row in read_output(output)) == sorted(
             f"r{index}" for index in range(ROWS)
         )
-        assert_same_output(output, undisturbed(suffix))
+        assert_same_output(output, undisturbed(suffix), order)
         if left == 0:
             break
