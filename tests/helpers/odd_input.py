@@ -92,5 +92,5 @@ def with_odd_value(chance: random.Random, value: Any) -> Any:
         items = list(value)
         place = chance.randrange(len(items))
         items[place] = with_odd_value(chance, items[place])
-        return items * chance.choice((1, 1, 1, 2, 100))
+        return items * (chance.choice((1, 1, 1, 2, 100)) if len(str(items)) < 500 else 1)
     return odd_value(chance)
