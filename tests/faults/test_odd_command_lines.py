@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cbgen.cli import stopping
 from tests.helpers.commands import Command
 
 WITH_VALUE = (
@@ -119,6 +120,7 @@ def check(code: int, told: str, arguments: list[str], files: dict[str, bytes]) -
 def test_an_odd_command_line_is_obeyed_or_refused(
     cbgen, slow_recipe, few_rows, checkpoint, tmp_path, monkeypatch, count
 ):
+    monkeypatch.setattr(stopping, "process_age", lambda: 0.0)  # a time limit counts pytest's life
     chance = random.Random(f"command lines {count}")
     for number in range(count):
         folder = tmp_path / str(number)
