@@ -56,7 +56,9 @@ def short_rows_peak(checkpoint, tmp_path_factory):
     return peak
 
 
-@pytest.mark.parametrize("truncation", ["error", "left", "middle"])
+@pytest.mark.parametrize(
+    "truncation", ["error", "left", pytest.param("middle", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "sizes",
     [

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import (
     AddedToken,
@@ -179,6 +179,7 @@ def test_a_long_prompt_is_an_error_unless_truncation_is_asked_for():
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=30)
 @given(
     text=texts,
     truncation=st.sampled_from(["error", "left", "right", "middle"]),
@@ -224,6 +225,7 @@ def test_a_long_text_goes_in_pieces(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=30)
 @given(text=texts)
 def test_no_text_has_fewer_tokens_than_the_bound(name, text):
     bound = PromptTokenizer(tokenizer(name)).fewest_tokens(text)
