@@ -89,6 +89,7 @@ class Stopper:
             self._limit_at = self._cancel_at - min(60.0, time_limit / 10)
         self._interrupted: float | None = None
         self._force_at: float | None = None
+        self._may_raise = False  # not while signals are being taken over
         self._has_raised = False
         self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
         self._previous_descriptor = -1
@@ -111,10 +112,12 @@ class Stopper:
             self._previous = {int(n): signal.signal(n, self._on_signal) for n in numbers}
             self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         self._thread.start()
+        self._may_raise = True
         return self
 
     def __exit__(self, *error: object) -> None:
         """Restore the signal handlers."""
+        self._may_raise = False
         if self._previous:
             signal.set_wakeup_fd(self._previous_descriptor)
             sys.unraisablehook = self._previous_hook
@@ -129,7 +132,7 @@ class Stopper:
         """Raise in the main thread, unless it runs a job's loop, which ends by itself."""
         self.reason = self.reason or self._signals.get(signal.Signals(number))
         waits = self.early_stop.has_job or self.early_stop.is_importing
-        if not waits and not self._has_raised:
+        if self._may_raise and not waits and not self._has_raised:
             self._has_raised = True
             raise StopSignal
 
