@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and which exit code each error becomes."""
+"""The command line: its commands, and how what ends one is told."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def bench_command(
     outputs_file = None
     if outputs is not None:
         files = files_of_recipe(checked, recipe)
-        files.read(workload, "the workload")
-        files.write(outputs, "the file of --outputs", given_as=f"--outputs {outputs}")
+        files.note_read(workload, "the workload")
+        files.note_written(outputs, "the file of --outputs", given_as=f"--outputs {outputs}")
         outputs_file = AtomicFile(outputs, "--outputs")
     console.line("loading model", style="dim")
     from cbgen.bench.measurement import run_bench  # loads torch, which takes seconds

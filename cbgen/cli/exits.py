@@ -1,4 +1,4 @@
-"""Exit codes, and which error ends the process with which."""
+"""The exit codes, and the one that each error ends the process with."""
 
 from __future__ import annotations
 

@@ -127,11 +127,11 @@ def _refuse_shared_files(
     files = files_of_recipe(recipe, recipe_path)
     for name in options.inputs.names:
         if not is_remote(name):
-            files.read(name, f"the input file {name}")
+            files.note_read(name, f"the input file {name}")
     note_output(files, options.output)
     for option, path in report_paths.items():
         if path is not None:
-            files.write(path, f"the file of {option}", given_as=f"{option} {path}")
+            files.note_written(path, f"the file of {option}", given_as=f"{option} {path}")
 
 
 def _run(

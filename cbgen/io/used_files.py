@@ -23,7 +23,7 @@ class UsedFiles:
     def __init__(self) -> None:
         self._uses: dict[Hashable, str] = {}
 
-    def read(self, path: str, use: str) -> None:
+    def note_read(self, path: str, use: str) -> None:
         """Note a file that is read.
 
         Args:
@@ -34,13 +34,13 @@ class UsedFiles:
         if file is not None:
             self._uses.setdefault(file, use)
 
-    def read_folder(self, path: str, use: str) -> None:
+    def note_folder_read(self, path: str, use: str) -> None:
         """Note every file in a folder and in those below it."""
         for folder, _, names in os.walk(path):
             for name in names:
-                self.read(os.path.join(folder, name), use)
+                self.note_read(os.path.join(folder, name), use)
 
-    def write(self, path: str, use: str, *, given_as: str) -> None:
+    def note_written(self, path: str, use: str, *, given_as: str) -> None:
         """Note a file that is written.
 
         Args:

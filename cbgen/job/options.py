@@ -49,12 +49,12 @@ def row_source(recipe: Recipe, inputs: Inputs, input_format: InputFormat) -> Row
 def files_of_recipe(recipe: Recipe, path: str) -> UsedFiles:
     """Return the files that a recipe makes a command read: its own, the model's, the template."""
     files = UsedFiles()
-    files.read(path, "the recipe")
+    files.note_read(path, "the recipe")
     model = os.path.expanduser(recipe.model.path)
-    files.read(model, "a file of the model")
+    files.note_read(model, "a file of the model")
     if os.path.isfile(os.path.join(model, "config.json")):  # other folders may be of any size
-        files.read_folder(model, "a file of the model")
+        files.note_folder_read(model, "a file of the model")
     template = os.path.expanduser(recipe.prompt.chat_template or "")
     if os.path.isfile(template):
-        files.read(template, "the chat template")
+        files.note_read(template, "the chat template")
     return files

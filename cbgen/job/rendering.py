@@ -1,4 +1,4 @@
-"""Prompts to token ids: chat templates and special tokens.
+"""Prompts to texts by chat templates, and on to the tokenizer with or without special tokens.
 
 Every prompt becomes a text or token ids first; the texts of a group are tokenized together. A
 prompt that cannot be rendered fails alone.

@@ -127,7 +127,7 @@ class PromptTokenizer:
         return results
 
     def fewest_tokens(self, text: str) -> int:
-        """Return a number of tokens that the text has at least, without tokenizing it.
+        """Return a lower bound of the text's tokens, without tokenizing it.
 
         Where the tokenizer may drop characters, or make one token of any number of them, it is 0.
         """

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def refuse_same(source: str, output: str) -> None:
     files = UsedFiles()
-    files.read(source, f"the input file {source}")
+    files.note_read(source, f"the input file {source}")
     note_output(files, output)
 
 
@@ -46,9 +46,9 @@ def test_a_missing_file_is_known_by_its_folder_and_name(tmp_path, monkeypatch):
     (tmp_path / "here").symlink_to(tmp_path / "there")
     monkeypatch.chdir(tmp_path)
     files = UsedFiles()
-    files.write("there/stats.json", "the file of --stats", given_as="--stats there/stats.json")
+    files.note_written("there/a.json", "the file of --stats", given_as="--stats there/a.json")
     with pytest.raises(UsageError, match="already the file of --stats"):
-        files.write("here/stats.json", "the file of --trace", given_as="--trace here/stats.json")
+        files.note_written("here/a.json", "the file of --trace", given_as="--trace here/a.json")
 
 
 def test_devices_may_be_used_more_than_once():
@@ -57,7 +57,7 @@ def test_devices_may_be_used_more_than_once():
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000])
 def test_a_name_that_no_file_can_have_is_left_to_whoever_opens_it(name):
-    UsedFiles().read(name, "a file of the model")
+    UsedFiles().note_read(name, "a file of the model")
 
 
 def test_stdin_and_output_may_not_be_one_file(tmp_path):
@@ -130,4 +130,4 @@ def test_a_name_whose_links_may_not_be_read_is_left_to_whoever_opens_it(tmp_path
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr("os.path.realpath", refuse)
-    UsedFiles().read(str(tmp_path / "missing"), "a file of the model")
+    UsedFiles().note_read(str(tmp_path / "missing"), "a file of the model")

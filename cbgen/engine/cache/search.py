@@ -1,4 +1,4 @@
-"""What waiting requests find in the prefix cache, kept while it holds.
+"""What waiting requests find in the prefix cache, kept until a page of it leaves the tree.
 
 A request that waits is looked up again and again: when there was no room for it, or when it waited
 for what another request computed. The pages that it found stay found until one of them leaves the

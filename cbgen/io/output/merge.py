@@ -216,5 +216,5 @@ def _refuse_output(output: str, names: Sequence[str], *, overwrite: bool) -> Non
         if name == "-":
             raise UsageError("-: shards are read side by side; give files")
         if not is_remote(name):
-            files.read(name, f"the input file {name}")
+            files.note_read(name, f"the input file {name}")
     note_output(files, output)

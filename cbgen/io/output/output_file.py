@@ -204,8 +204,8 @@ class OutputFile:
             is_named = False
         if not is_named:
             raise OutputError(
-                f"{self.path}: was removed or replaced by something else during the run; the rows "
-                "in it are lost: run again"
+                f"{self.path}: was removed or replaced by something else during the run; "
+                "--resume goes on with the rows that are there, and answers the others again"
             )
         if status.st_size != self.size:
             raise OutputError(
@@ -253,10 +253,10 @@ def note_output(files: UsedFiles, path: str) -> None:
     Raises:
         UsageError: one of them is used for something else.
     """
-    files.write(path, "the output", given_as=path)
+    files.note_written(path, "the output", given_as=path)
     if not is_stream_output(path):
-        files.write(journal_path(path), "the output's journal", given_as=path)
-        files.write(run_path(path), "what is noted of the run", given_as=path)
+        files.note_written(journal_path(path), "the output's journal", given_as=path)
+        files.note_written(run_path(path), "what is noted of the run", given_as=path)
 
 
 def lock_output(descriptor: int, path: str) -> None:
